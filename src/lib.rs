@@ -1,0 +1,1 @@
+//! Muster: large batches of work on PostgreSQL, every row accounted for.
