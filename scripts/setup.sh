@@ -1,0 +1,230 @@
+#!/bin/sh
+# Makes sure that what Muster's commands need is on this machine: `scripts/setup.sh rust cc postgres redis`.
+# What is missing is installed with the system's package manager when we may, else the command to type is printed and
+# the exit code is 1. With --check first it only looks. Nothing is started, and no service is left behind that would
+# start by itself.
+set -eu
+
+OLDEST_POSTGRES=14
+OLDEST_RUST=1.95
+CARGO_DENY=0.20.2
+POLICY=/usr/sbin/policy-rc.d
+POLICY_SAVED=$POLICY.before-musterd
+NO_CLUSTER=/etc/postgresql-common/createcluster.d/musterd-setup.conf
+OURS='written by musterd setup, removed when it ends'
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+# --- what is there -----------------------------------------------------------------------------------------------
+
+# The same places, in the same order, as `musterd dev` looks in.
+postgres_dirs() {
+    [ -z "${MUSTERD_PG_BIN:-}" ] || printf '%s\n' "$MUSTERD_PG_BIN"
+    printf '%s\n' "$PATH" | tr ':' '\n'
+    for dir in /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /usr/libexec/postgresql* /usr/local/pgsql/bin \
+        /opt/homebrew/opt/postgresql@*/bin /usr/local/opt/postgresql@*/bin; do
+        printf '%s\n' "$dir"
+    done
+}
+
+# "postgres (PostgreSQL) 15.8 (Debian …)" and "postgres (PostgreSQL) 18beta1" both begin with the major version.
+postgres_major() { "$1/postgres" --version 2>/dev/null | sed -n 's/^postgres (PostgreSQL) \([0-9]*\).*/\1/p'; }
+
+has_postgres() {
+    postgres_dirs | while IFS= read -r dir; do
+        if [ ! -x "$dir/postgres" ] || [ ! -x "$dir/initdb" ]; then continue; fi
+        major=$(postgres_major "$dir")
+        if [ "${major:-0}" -ge "$OLDEST_POSTGRES" ]; then echo "$dir"; break; fi
+    done | grep -q .
+}
+
+# A distribution's own Rust is often years old, and fails on our edition with a message that helps nobody.
+new_enough_rust() {
+    rustc --version 2>/dev/null | awk -v oldest="$OLDEST_RUST" '
+        { split($2, is, "."); split(oldest, must, ".") }
+        END { exit !(NR && (is[1] > must[1] + 0 || (is[1] == must[1] && is[2] >= must[2] + 0))) }'
+}
+
+has() {
+    case $1 in
+        rust) new_enough_rust ;;
+        rust-lints) cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ;;
+        cc) command -v cc >/dev/null ;;
+        postgres) has_postgres ;;
+        redis) command -v redis-server >/dev/null ;;
+        shellcheck) command -v shellcheck >/dev/null ;;
+        deny) command -v cargo-deny >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ] ;;
+        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, shellcheck, deny)"; exit 2 ;;
+    esac
+}
+
+# --- what it is called here --------------------------------------------------------------------------------------
+
+manager() {
+    for tool in apt-get dnf apk brew; do
+        if command -v "$tool" >/dev/null; then echo "$tool"; return; fi
+    done
+}
+
+packages_of() {
+    case $1:$2 in
+        apt-get:cc) echo gcc libc6-dev ;;
+        apt-get:postgres) echo postgresql ;;
+        apt-get:redis) echo redis-server ;;
+        dnf:cc) echo gcc ;;
+        dnf:postgres) echo postgresql-server ;;
+        dnf:redis) echo redis ;;
+        dnf:shellcheck) echo ShellCheck ;;
+        apk:cc) echo build-base ;;
+        apk:postgres) echo postgresql ;;
+        brew:postgres) echo postgresql@17 ;;
+        brew:cc) ;; # comes with Xcode's command line tools, see by_hand
+        *) echo "$2" ;;
+    esac
+}
+
+install_command() {
+    case $1 in
+        apt-get) echo "apt-get install -y --no-install-recommends" ;;
+        dnf) echo "dnf install -y" ;;
+        apk) echo "apk add" ;;
+        brew) echo "brew install" ;;
+    esac
+}
+
+# The word in front of a package manager's command: nothing for root, `sudo -n` where it needs no password.
+# Homebrew refuses root and needs nothing. Fails when we may not install.
+privilege() {
+    if [ "$1" = brew ]; then [ "$(id -u)" -ne 0 ]; return; fi
+    [ "$(id -u)" -eq 0 ] && return
+    if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then echo "sudo -n"; return; fi
+    return 1
+}
+
+# --- installing --------------------------------------------------------------------------------------------------
+
+# Debian starts a service as soon as its package is unpacked, and makes a database cluster that would start at every
+# boot. Both are switched off for the moment of the install, and put back as they were by loud_services.
+quiet_services() {
+    if [ -e "$POLICY" ] && ! grep -qs "$OURS" "$POLICY"; then $sudo mv "$POLICY" "$POLICY_SAVED"; fi
+    printf '#!/bin/sh\n# %s\nexit 101\n' "$OURS" | $sudo tee "$POLICY" >/dev/null
+    $sudo chmod 755 "$POLICY"
+    $sudo mkdir -p "${NO_CLUSTER%/*}"
+    printf '# %s\ncreate_main_cluster = false\n' "$OURS" | $sudo tee "$NO_CLUSTER" >/dev/null
+}
+
+loud_services() {
+    if grep -qs "$OURS" "$POLICY"; then $sudo rm -f "$POLICY"; fi
+    if [ -e "$POLICY_SAVED" ]; then $sudo mv "$POLICY_SAVED" "$POLICY"; fi
+    $sudo rm -f "$NO_CLUSTER"
+}
+
+apt_install() {
+    log=$(mktemp)
+    trap 'loud_services; rm -f "$log"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    quiet_services
+    # shellcheck disable=SC2086 # words on purpose: sudo and the list of packages
+    set -- $sudo env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -qq -y --no-install-recommends install $1
+    # The lists may be empty (a fresh image) or old (a package gone from the mirror): fetch them and try once more.
+    installed=yes
+    "$@" >"$log" 2>&1 || { $sudo apt-get -qq update >"$log" 2>&1 && "$@" >>"$log" 2>&1; } || installed=no
+    if [ "$installed" = no ]; then tail -n 20 "$log" >&2; fi
+    case " $* " in *" redis-server "*)
+        # Enabled by its package: it would take port 6379 at the next boot.
+        $sudo update-rc.d redis-server disable >/dev/null 2>&1 || : ;;
+    esac
+    loud_services
+    rm -f "$log"
+    trap - EXIT INT TERM HUP
+    [ "$installed" = yes ]
+}
+
+install_packages() {
+    say "installing $2 with $1"
+    # shellcheck disable=SC2086,SC2046 # words on purpose: command and packages
+    case $1 in
+        apt-get) apt_install "$2" ;;
+        *) $sudo $(install_command "$1") $2 >&2 ;;
+    esac
+}
+
+# --- what only a person can do -----------------------------------------------------------------------------------
+
+by_hand() {
+    case $1 in
+        rust)
+            if command -v rustup >/dev/null; then
+                say "Rust $OLDEST_RUST or later is needed: rustup update stable"
+            else
+                say "Rust $OLDEST_RUST or later is needed: install it from https://rustup.rs, then run this again"
+            fi ;;
+        rust-lints) say "rustfmt or clippy is missing: rustup component add rustfmt clippy" ;;
+        deny) say "cargo-deny is missing: cargo install --locked cargo-deny@$CARGO_DENY" ;;
+        cc) if [ "$tool" = brew ]; then say "a C compiler and linker is missing: xcode-select --install"; else by_manager "a C compiler and linker (cc)" cc; fi ;;
+        postgres) by_manager "PostgreSQL $OLDEST_POSTGRES or later (initdb and postgres)" postgres ;;
+        *) by_manager "$1" "$1" ;;
+    esac
+}
+
+by_manager() {
+    if [ -z "$tool" ]; then
+        say "$1 is missing and no package manager that we know is here (apt-get, dnf, apk, brew): install it, then run this again"
+        return
+    fi
+    as_root='sudo '
+    if [ "$tool" = brew ] || [ "$(id -u)" -eq 0 ]; then as_root=; fi
+    say "$1 is missing: $as_root$(install_command "$tool") $(packages_of "$tool" "$2")"
+}
+
+install_rust_lints() {
+    if command -v rustup >/dev/null; then
+        say "adding rustfmt and clippy with rustup"
+        rustup component add rustfmt clippy >&2 || :
+    fi
+}
+
+install_deny() {
+    if command -v cargo >/dev/null; then
+        say "building cargo-deny $CARGO_DENY with cargo (some minutes, once)"
+        cargo install --quiet --locked "cargo-deny@$CARGO_DENY" >&2 || :
+    fi
+}
+
+missing_of() { for need in "$@"; do has "$need" || echo "$need"; done; }
+
+main() {
+    if [ "${1:-}" = --check ]; then
+        shift
+        [ -z "$(missing_of "$@")" ]
+        return
+    fi
+    missing=$(missing_of "$@")
+    [ -n "$missing" ] || return 0
+    # shellcheck disable=SC2086 # one need per word
+    set -- $missing
+
+    tool=$(manager)
+    wanted=
+    for need in "$@"; do
+        case $need in
+            rust | rust-lints | deny) ;;
+            *) wanted="$wanted $(packages_of "${tool:-none}" "$need")" ;;
+        esac
+    done
+    wanted=$(echo "$wanted" | tr -s ' ' | sed 's/^ //; s/ $//')
+    if [ -n "$wanted" ] && [ -n "$tool" ] && sudo=$(privilege "$tool"); then
+        install_packages "$tool" "$wanted" || say "$tool could not install $wanted"
+    fi
+    for need in "$@"; do
+        case $need in rust-lints) install_rust_lints ;; deny) install_deny ;; esac
+    done
+
+    # shellcheck disable=SC2046 # one need per word
+    set -- $(missing_of "$@")
+    for need in "$@"; do by_hand "$need"; done
+    [ $# -eq 0 ]
+}
+
+main "$@"
