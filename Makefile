@@ -1,0 +1,63 @@
+# One command is the whole of it: `make run` shows the product at work, `make test` is what CI runs.
+# Every target with a `##` sentence appears in `make help`.
+
+CARGO ?= cargo
+MUSTERD := ./target/release/musterd
+SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run dev test fmt lint check check-docs check-deploy build release setup setup-test clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: release ## Do the whole job once: embedded PostgreSQL, the daemon, a demo, a clean stop
+	@$(MUSTERD) dev --ephemeral --demo
+
+# The shell becomes musterd, so that Ctrl-C reaches it and nobody reports its clean end as an error.
+dev: release ## Start the embedded PostgreSQL and the daemon, and leave them running until Ctrl-C
+	@exec $(MUSTERD) dev
+
+test: setup-test ## Everything CI asks for: format, lints, tests, dependency policy, documents
+	@scripts/step.sh "format" $(CARGO) fmt --check
+	@scripts/step.sh "lints" $(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	@scripts/step.sh "tests" $(CARGO) test --locked --all-features
+	@scripts/step.sh --needs deny "licences and bans" $(CARGO) deny --offline --log-level error check bans licenses sources
+	@scripts/step.sh --needs shellcheck "shell scripts" shellcheck $(SHELL_SCRIPTS)
+	@scripts/step.sh "documents" $(MAKE) --no-print-directory check-docs
+
+fmt: ## Format the code
+	@$(CARGO) fmt
+
+lint: ## Check the format and run clippy, as strictly as CI
+	@$(CARGO) fmt --check
+	@$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+
+check: ## Type-check everything, the fastest answer to "does it compile?"
+	@$(CARGO) check --locked --all-targets --all-features
+
+check-docs: ## Check the links of the manual and the comments of the library
+	@scripts/check-links.sh
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --quiet --no-deps --document-private-items
+
+check-deploy: ## Render the Kubernetes manifests (needs kubectl; not part of make test)
+	@scripts/check-deploy.sh
+
+build: ## Build the debug binary
+	@$(CARGO) build --locked
+
+release: setup ## Build the release binary, target/release/musterd
+	@$(CARGO) build --locked --release --bin musterd
+
+setup: ## Install what running needs (PostgreSQL, a linker), or say what to install
+	@scripts/setup.sh rust cc postgres
+
+setup-test: ## Install what the tests need as well (Redis, cargo-deny, shellcheck)
+	@scripts/setup.sh rust rust-lints cc postgres redis
+	@scripts/setup.sh deny shellcheck || :
+# Those of other platforms too: a build skips them, the dependency policy reads them, offline.
+	@$(CARGO) fetch --locked --quiet
+
+clean: ## Remove what was built
+	@$(CARGO) clean
