@@ -1,0 +1,435 @@
+-- What producers call, inside their own transactions: enqueue, spawn, submit_batch and their kin.
+--
+-- Rule of this file: a repeat is harmless. A key that exists already is looked up in a statement after the insert that
+-- met it, because only a newer snapshot is sure to see it.
+
+-- ------------------------------------------------------------------------------------------------------------------ tasks
+
+CREATE FUNCTION musterd.find_by_idempotency_key(p_key text, p_request_hash bytea) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_id   bigint;
+    v_hash bytea;
+BEGIN
+    SELECT t.id, t.request_hash INTO v_id, v_hash FROM musterd.tasks t WHERE t.idempotency_key = p_key;
+    IF v_id IS NOT NULL AND v_hash IS DISTINCT FROM p_request_hash THEN
+        RAISE EXCEPTION 'idempotency key "%" was used by task % with a different body', p_key, v_id
+            USING ERRCODE = 'unique_violation', SCHEMA = 'musterd', TABLE = 'tasks', CONSTRAINT = 'tasks_idempotency_key',
+                  HINT = 'Repeat the same request to get the same id, or choose a new key.';
+    END IF;
+    RETURN v_id;
+END $$;
+COMMENT ON FUNCTION musterd.find_by_idempotency_key(text, bytea) IS
+    'Internal: the task or batch with this key; null if there is none; 23505 if its request was another one.';
+
+CREATE FUNCTION musterd.join_pending(p_id bigint, p_task musterd.tasks, p_replace boolean, p_waits bigint[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_replace THEN
+        UPDATE musterd.tasks t
+           SET payload = p_task.payload,
+               priority = COALESCE(p_task.priority, t.priority),
+               max_attempts = p_task.max_attempts,
+               timeout = p_task.timeout,
+               traceparent = p_task.traceparent,
+               run_at = CASE WHEN t.not_before IS NULL THEN p_task.run_at ELSE t.run_at END,
+               not_before = CASE WHEN t.not_before IS NULL THEN NULL ELSE p_task.run_at END,
+               state = CASE WHEN t.state = 'held' OR t.not_before IS NOT NULL THEN t.state
+                            WHEN p_task.run_at > clock_timestamp() THEN 'scheduled'
+                            ELSE 'queued' END
+         WHERE t.id = p_id;
+        -- It may be due sooner now than a dispatcher believes.
+        PERFORM pg_notify('musterd_wake', t.queue) FROM musterd.tasks t WHERE t.id = p_id AND t.not_before IS NULL;
+    END IF;
+    IF cardinality(p_waits) = 0 THEN
+        RETURN;
+    END IF;
+    IF EXISTS (
+        WITH RECURSIVE before (id) AS (
+            SELECT unnest(p_waits)
+            UNION
+            SELECT w.after_id FROM before b JOIN musterd.task_waits w ON w.task_id = b.id)
+        SELECT FROM before b WHERE b.id = p_id) THEN
+        RAISE EXCEPTION 'task % (dedup key "%") would wait for itself', p_id, p_task.dedup_key
+            USING ERRCODE = 'check_violation', HINT = 'Give it another dedup_key, or leave that task out of "after".';
+    END IF;
+    INSERT INTO musterd.task_waits (task_id, after_id) SELECT p_id, unnest(p_waits) ON CONFLICT DO NOTHING;
+    UPDATE musterd.tasks t
+       SET not_before = COALESCE(t.not_before, t.run_at), run_at = 'infinity',
+           state = CASE WHEN t.state = 'held' THEN t.state ELSE 'scheduled' END
+     WHERE t.id = p_id;
+END $$;
+COMMENT ON FUNCTION musterd.join_pending(bigint, musterd.tasks, boolean, bigint[]) IS
+    'Internal: a request meets the pending, locked task with its dedup key: replaces its body if asked, and adds its waits.';
+
+CREATE FUNCTION musterd.add_task(p_task musterd.tasks, p_replace boolean, p_waits bigint[]) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_id    bigint;
+    v_uncle boolean := cardinality(p_waits) > 0;
+BEGIN
+    LOOP
+        INSERT INTO musterd.tasks (command, payload, queue, priority, state, run_at, not_before, max_attempts, timeout,
+                                   dedup_key, idempotency_key, request_hash, traceparent)
+        VALUES (p_task.command, p_task.payload, p_task.queue, p_task.priority,
+                CASE WHEN v_uncle THEN 'scheduled'::musterd.state END,
+                CASE WHEN v_uncle THEN 'infinity' ELSE p_task.run_at END,
+                CASE WHEN v_uncle THEN p_task.run_at END,
+                p_task.max_attempts, p_task.timeout,
+                p_task.dedup_key, p_task.idempotency_key, p_task.request_hash, p_task.traceparent)
+        ON CONFLICT DO NOTHING
+        RETURNING id INTO v_id;
+        IF v_id IS NOT NULL THEN
+            INSERT INTO musterd.task_waits (task_id, after_id) SELECT v_id, unnest(p_waits);
+            RETURN v_id;
+        END IF;
+
+        IF p_task.idempotency_key IS NOT NULL THEN
+            v_id := musterd.find_by_idempotency_key(p_task.idempotency_key, p_task.request_hash);
+            EXIT WHEN v_id IS NOT NULL;
+        END IF;
+        -- The lock makes claims pass it by until we commit: the run that serves this request sees what we wrote with it.
+        IF p_replace OR v_uncle THEN
+            SELECT t.id INTO v_id FROM musterd.tasks t
+             WHERE t.dedup_key = p_task.dedup_key AND t.claimed_at IS NULL AND t.state IN ('held', 'scheduled', 'queued')
+               FOR NO KEY UPDATE;
+        ELSE
+            SELECT t.id INTO v_id FROM musterd.tasks t
+             WHERE t.dedup_key = p_task.dedup_key AND t.claimed_at IS NULL AND t.state IN ('held', 'scheduled', 'queued')
+               FOR SHARE;
+        END IF;
+        IF v_id IS NOT NULL THEN
+            PERFORM musterd.join_pending(v_id, p_task, p_replace, p_waits);
+            EXIT;
+        END IF;
+        -- What we met is gone or was claimed meanwhile: insert again.
+    END LOOP;
+    RETURN v_id;
+END $$;
+COMMENT ON FUNCTION musterd.add_task(musterd.tasks, boolean, bigint[]) IS
+    'Internal: inserts a top-level task, or returns the one its idempotency or dedup key stands for.';
+
+CREATE FUNCTION musterd.describe_task(p_command text, p_payload jsonb, p_queue text, p_priority int, p_run_at timestamptz,
+                                      p_delay interval, p_max_attempts int, p_timeout interval, p_dedup_key text,
+                                      p_idempotency_key text, p_traceparent text, p_after bigint[]) RETURNS musterd.tasks
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_task musterd.tasks;
+BEGIN
+    IF p_run_at IS NOT NULL AND p_delay IS NOT NULL THEN
+        RAISE EXCEPTION 'give run_at or delay, not both' USING ERRCODE = 'check_violation';
+    END IF;
+    v_task.command := p_command;
+    v_task.payload := COALESCE(p_payload, '{}');
+    v_task.queue := p_queue;
+    v_task.priority := p_priority;
+    v_task.run_at := COALESCE(p_run_at, now() + p_delay, now());
+    v_task.max_attempts := p_max_attempts;
+    v_task.timeout := p_timeout;
+    v_task.dedup_key := p_dedup_key;
+    v_task.idempotency_key := p_idempotency_key;
+    v_task.traceparent := p_traceparent;
+    IF p_idempotency_key IS NOT NULL THEN
+        -- Without the times: a client that retries computes them anew. Without the trace: it is not the body.
+        v_task.request_hash := sha256(convert_to(jsonb_build_array('task', p_command, v_task.payload, p_queue, p_priority,
+            p_max_attempts, p_timeout, p_dedup_key, p_after)::text, 'UTF8'));
+    END IF;
+    RETURN v_task;
+END $$;
+COMMENT ON FUNCTION musterd.describe_task(text, jsonb, text, int, timestamptz, interval, int, interval, text, text, text, bigint[]) IS
+    'Internal: the arguments of enqueue and enqueue_after as a row of tasks, with the hash of the request.';
+
+CREATE FUNCTION musterd.enqueue(command text, payload jsonb DEFAULT '{}', queue text DEFAULT NULL, priority int DEFAULT NULL,
+                                run_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL, max_attempts int DEFAULT NULL,
+                                timeout interval DEFAULT NULL, dedup_key text DEFAULT NULL,
+                                dedup_replace boolean DEFAULT false, idempotency_key text DEFAULT NULL,
+                                traceparent text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.add_task(
+        musterd.describe_task(command, payload, queue, priority, run_at, delay, max_attempts, timeout, dedup_key,
+                              idempotency_key, traceparent, NULL),
+        dedup_replace, '{}');
+END $$;
+COMMENT ON FUNCTION musterd.enqueue(text, jsonb, text, int, timestamptz, interval, int, interval, text, boolean, text, text) IS
+    'Adds a task and returns its id. dedup_key: joins the task with that key that waits for its first claim (dedup_replace: '
+    'and takes over its body). idempotency_key: a repeat returns the same id, another body is a conflict (23505).';
+
+CREATE FUNCTION musterd.enqueue_after(command text, payload jsonb, after bigint[], queue text DEFAULT NULL,
+                                      priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL,
+                                      delay interval DEFAULT NULL, max_attempts int DEFAULT NULL,
+                                      timeout interval DEFAULT NULL, dedup_key text DEFAULT NULL,
+                                      dedup_replace boolean DEFAULT false, idempotency_key text DEFAULT NULL,
+                                      traceparent text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_task    musterd.tasks;
+    v_missing bigint;
+    v_waits   bigint[];
+BEGIN
+    v_task := musterd.describe_task(command, payload, queue, priority, run_at, delay, max_attempts, timeout, dedup_key,
+                                    idempotency_key, traceparent, enqueue_after.after);
+    -- FOR SHARE: none of them can end between our look and our commit and miss the wait we add.
+    PERFORM 1 FROM musterd.tasks t WHERE t.id = ANY (enqueue_after.after) ORDER BY t.id FOR SHARE;
+    SELECT a.id INTO v_missing FROM unnest(enqueue_after.after) a (id)
+     WHERE NOT EXISTS (SELECT FROM musterd.tasks t WHERE t.id = a.id) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'no task % to wait for', v_missing USING ERRCODE = 'no_data_found';
+    END IF;
+    v_waits := ARRAY (
+        SELECT t.id FROM musterd.tasks t
+         WHERE t.id = ANY (enqueue_after.after) AND t.state NOT IN ('succeeded', 'failed', 'aborted') ORDER BY t.id);
+    RETURN musterd.add_task(v_task, dedup_replace, v_waits);
+END $$;
+COMMENT ON FUNCTION musterd.enqueue_after(text, jsonb, bigint[], text, int, timestamptz, interval, int, interval, text, boolean, text, text) IS
+    'Adds an uncle: a top-level task that starts only after the named tasks have ended, however they end. Those that have '
+    'ended already are not waited for.';
+
+CREATE FUNCTION musterd.spawn(p_command text, p_payload jsonb DEFAULT '{}', p_parent_id bigint DEFAULT NULL,
+                              p_priority int DEFAULT NULL, p_child_key text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_id bigint;
+BEGIN
+    -- First the look: a repeat must get its answer even when the parent has ended since.
+    SELECT t.id INTO v_id FROM musterd.tasks t WHERE t.parent_id = p_parent_id AND t.child_key = p_child_key;
+    IF v_id IS NULL THEN
+        INSERT INTO musterd.tasks (command, payload, parent_id, priority, child_key)
+        VALUES (p_command, p_payload, p_parent_id, p_priority, p_child_key)
+        ON CONFLICT (parent_id, child_key) WHERE parent_id IS NOT NULL DO NOTHING
+        RETURNING id INTO v_id;
+    END IF;
+    IF v_id IS NULL THEN
+        SELECT t.id INTO v_id FROM musterd.tasks t WHERE t.parent_id = p_parent_id AND t.child_key = p_child_key;
+    END IF;
+    RETURN v_id;
+END $$;
+COMMENT ON FUNCTION musterd.spawn(text, jsonb, bigint, int, text) IS
+    'Adds a child to a living task, in its queue and priority unless told otherwise, and returns its id. With p_child_key a '
+    'repeat returns the same child. Without a parent it is a plain enqueue.';
+
+-- ---------------------------------------------------------------------------------------------------------------- batches
+
+CREATE FUNCTION musterd.reserve_batch_id() RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT nextval(pg_get_serial_sequence('musterd.tasks', 'id'));
+$$;
+COMMENT ON FUNCTION musterd.reserve_batch_id() IS 'An id for open_batch, so that rows can be copied in before the batch exists.';
+
+CREATE FUNCTION musterd.open_batch(p_id bigint, p_command text, p_queue text DEFAULT NULL, p_context jsonb DEFAULT '{}',
+                                   p_priority int DEFAULT NULL, p_idempotency_key text DEFAULT NULL,
+                                   p_hold boolean DEFAULT false, p_max_attempts int DEFAULT NULL,
+                                   p_row_timeout interval DEFAULT NULL, p_max_failed int DEFAULT 0,
+                                   p_max_failed_percent real DEFAULT NULL, p_on_done text DEFAULT NULL,
+                                   p_on_budget text DEFAULT NULL, p_parent_id bigint DEFAULT NULL,
+                                   p_traceparent text DEFAULT NULL, p_rows int DEFAULT 0,
+                                   p_request_hash bytea DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_task musterd.tasks;
+    v_hold boolean := COALESCE(p_hold, false);
+    v_id   bigint;
+BEGIN
+    LOOP
+        INSERT INTO musterd.tasks (id, parent_id, queue, command, payload, priority, state, idempotency_key, request_hash,
+                                   traceparent)
+        VALUES (p_id, p_parent_id, p_queue, p_command, p_context, p_priority,
+                CASE WHEN v_hold THEN 'held' ELSE 'running' END::musterd.state,
+                p_idempotency_key, p_request_hash, p_traceparent)
+        ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+        RETURNING * INTO v_task;
+        EXIT WHEN v_task.id IS NOT NULL;
+        v_id := musterd.find_by_idempotency_key(p_idempotency_key, p_request_hash);
+        IF v_id IS NOT NULL THEN
+            RETURN v_id;
+        END IF;
+    END LOOP;
+
+    INSERT INTO musterd.batches (id, queue, command, priority, open, rows, max_attempts, row_timeout, max_failed,
+                                 max_failed_percent, on_done, on_budget)
+    VALUES (p_id, v_task.queue, p_command, v_task.priority, NOT v_hold, p_rows, p_max_attempts, p_row_timeout,
+            COALESCE(p_max_failed, 0), p_max_failed_percent, p_on_done, p_on_budget);
+    IF v_hold THEN
+        RETURN p_id;
+    ELSIF p_rows > 0 THEN
+        PERFORM pg_notify('musterd_wake', v_task.queue);
+    ELSIF musterd.complete_or_ask(p_id, 1, 0, 0, 0) = 'completed' AND p_parent_id IS NOT NULL THEN
+        PERFORM pg_notify('musterd_check', p_parent_id::text);
+    END IF;
+    RETURN p_id;
+END $$;
+COMMENT ON FUNCTION musterd.open_batch(bigint, text, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text, int, bytea) IS
+    'Makes the batch for rows that this transaction has written, or will write, under an id from reserve_batch_id. Returns '
+    'that id; another id when the idempotency key stands for an earlier batch: roll back, it has these rows already. '
+    'An empty batch that is not held ends here.';
+
+CREATE FUNCTION musterd.check_row_array(p_rows jsonb[]) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_rows IS NULL THEN
+        RAISE EXCEPTION 'rows is null; an empty batch has an empty array' USING ERRCODE = 'null_value_not_allowed';
+    ELSIF array_ndims(p_rows) > 1 THEN
+        RAISE EXCEPTION 'rows has % dimensions, expected one', array_ndims(p_rows) USING ERRCODE = 'array_subscript_error';
+    ELSIF array_position(p_rows, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION 'row % is null', array_position(p_rows, NULL) - array_lower(p_rows, 1) + 1
+            USING ERRCODE = 'null_value_not_allowed', HINT = 'JSON null is allowed: ''null''::jsonb.';
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.check_row_array(jsonb[]) IS 'Internal: refuses what cannot be the rows of a batch, naming the row.';
+
+CREATE FUNCTION musterd.row_array(p_rows jsonb) RETURNS jsonb[]
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF jsonb_typeof(p_rows) IS DISTINCT FROM 'array' THEN
+        RAISE EXCEPTION 'rows is a JSON %, expected an array', COALESCE(jsonb_typeof(p_rows), 'nothing')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN ARRAY (SELECT e.value FROM jsonb_array_elements(p_rows) WITH ORDINALITY e (value, line) ORDER BY e.line);
+END $$;
+COMMENT ON FUNCTION musterd.row_array(jsonb) IS 'Internal: the elements of a JSON array.';
+
+CREATE FUNCTION musterd.submit_batch(command text, rows jsonb[], queue text DEFAULT NULL, context jsonb DEFAULT '{}',
+                                     priority int DEFAULT NULL, idempotency_key text DEFAULT NULL,
+                                     hold boolean DEFAULT false, max_attempts int DEFAULT NULL,
+                                     row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
+                                     max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
+                                     on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
+                                     traceparent text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_new  bigint;
+    v_id   bigint;
+    v_hash bytea;
+BEGIN
+    PERFORM musterd.check_row_array(submit_batch.rows);
+    IF idempotency_key IS NOT NULL THEN
+        -- A hash of hashes: 32 bytes a row, however large the rows are. jsonb has one text per value.
+        SELECT sha256(COALESCE(string_agg(sha256(convert_to(r.input::text, 'UTF8')), '' ORDER BY r.line), '')
+               || convert_to(jsonb_build_array('batch', command, queue, context, priority, hold, max_attempts, row_timeout,
+                                               max_failed, max_failed_percent, on_done, on_budget, parent_id)::text, 'UTF8'))
+          INTO v_hash FROM unnest(submit_batch.rows) WITH ORDINALITY r (input, line);
+    END IF;
+    v_new := musterd.reserve_batch_id();
+    v_id := musterd.open_batch(v_new, command, queue, context, priority, idempotency_key, hold, max_attempts, row_timeout,
+                               max_failed, max_failed_percent, on_done, on_budget, parent_id, traceparent,
+                               cardinality(submit_batch.rows), v_hash);
+    IF v_id = v_new THEN
+        INSERT INTO musterd.rows (batch_id, line, input)
+        SELECT v_new, r.line, r.input FROM unnest(submit_batch.rows) WITH ORDINALITY r (input, line);
+    END IF;
+    RETURN v_id;
+END $$;
+COMMENT ON FUNCTION musterd.submit_batch(text, jsonb[], text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+    'Adds a batch with its rows and returns its id. A repeat with the same idempotency_key returns the same id; with another '
+    'body it is a conflict (23505). An empty batch ends at once, unless held.';
+
+CREATE FUNCTION musterd.submit_batch(command text, rows jsonb, queue text DEFAULT NULL, context jsonb DEFAULT '{}',
+                                     priority int DEFAULT NULL, idempotency_key text DEFAULT NULL,
+                                     hold boolean DEFAULT false, max_attempts int DEFAULT NULL,
+                                     row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
+                                     max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
+                                     on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
+                                     traceparent text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.submit_batch(command, musterd.row_array(submit_batch.rows), queue, context, priority, idempotency_key,
+                                hold, max_attempts, row_timeout, max_failed, max_failed_percent, on_done, on_budget,
+                                parent_id, traceparent);
+END $$;
+COMMENT ON FUNCTION musterd.submit_batch(text, jsonb, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+    'The same, with the rows as one JSON array.';
+
+-- ----------------------------------------------------------------------------------------------------- a batch that grows
+
+CREATE FUNCTION musterd.lock_for_append(p_id bigint) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_batch musterd.batches;
+BEGIN
+    PERFORM 1 FROM musterd.batches b WHERE b.id = p_id FOR NO KEY UPDATE;
+    SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = p_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no batch %', p_id USING ERRCODE = 'no_data_found';
+    ELSIF v_batch.summarized_at IS NOT NULL THEN
+        RAISE EXCEPTION 'batch % has ended and takes no more rows', p_id
+            USING ERRCODE = 'check_violation', HINT = 'Submit them as a new batch.';
+    ELSIF v_batch.aborting THEN
+        RAISE EXCEPTION 'batch % is being aborted and takes no more rows', p_id USING ERRCODE = 'check_violation';
+    END IF;
+    RETURN v_batch.rows;
+END $$;
+COMMENT ON FUNCTION musterd.lock_for_append(bigint) IS
+    'Internal: locks a batch that may still grow and returns its number of rows; raises when it may not.';
+
+CREATE FUNCTION musterd.grow_batch(p_id bigint, p_added bigint) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_batch musterd.batches;
+BEGIN
+    UPDATE musterd.batches b SET rows = b.rows + p_added WHERE b.id = p_id RETURNING b.* INTO v_batch;
+    IF v_batch.open AND p_added > 0 THEN
+        PERFORM pg_notify('musterd_wake', v_batch.queue);
+    END IF;
+    RETURN v_batch.rows;
+END $$;
+COMMENT ON FUNCTION musterd.grow_batch(bigint, bigint) IS 'Internal: counts rows that were added under lock_for_append.';
+
+CREATE FUNCTION musterd.append_rows(batch_id bigint, rows jsonb[]) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_last int;
+BEGIN
+    PERFORM musterd.check_row_array(append_rows.rows);
+    v_last := musterd.lock_for_append(append_rows.batch_id);
+    INSERT INTO musterd.rows (batch_id, line, input)
+    SELECT append_rows.batch_id, v_last + r.line, r.input
+      FROM unnest(append_rows.rows) WITH ORDINALITY r (input, line);
+    RETURN musterd.grow_batch(append_rows.batch_id, cardinality(append_rows.rows));
+END $$;
+COMMENT ON FUNCTION musterd.append_rows(bigint, jsonb[]) IS
+    'Adds rows behind the last line of a batch that is held or running; returns its new number of rows. Refused once the '
+    'batch has ended or is being aborted. Holds the batch''s row lock until the transaction ends: commit soon.';
+
+CREATE FUNCTION musterd.append_rows(batch_id bigint, rows jsonb) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.append_rows(append_rows.batch_id, musterd.row_array(append_rows.rows));
+END $$;
+COMMENT ON FUNCTION musterd.append_rows(bigint, jsonb) IS 'The same, with the rows as one JSON array.';
+
+CREATE FUNCTION musterd.extend_batch(p_id bigint, p_staged regclass) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_last  int;
+    v_added bigint;
+BEGIN
+    v_last := musterd.lock_for_append(p_id);
+    EXECUTE format('INSERT INTO musterd.rows (batch_id, line, input)
+                    SELECT $1, $2 + row_number() OVER (ORDER BY s.line), s.input FROM %s s', p_staged)
+      USING p_id, v_last;
+    GET DIAGNOSTICS v_added = ROW_COUNT;
+    RETURN musterd.grow_batch(p_id, v_added);
+END $$;
+COMMENT ON FUNCTION musterd.extend_batch(bigint, regclass) IS
+    'append_rows for rows that were copied into a temporary table (line int, input jsonb) first, so that the copy does not '
+    'hold the batch''s lock. Lines are numbered anew, in the order of line.';
+
+-- ---------------------------------------------------------------------------------------------------------------- commands
+
+CREATE FUNCTION musterd.register_command(name text, queue text DEFAULT 'default', kind text DEFAULT 'sql',
+                                         procedure text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    INSERT INTO musterd.commands AS c (name, queue, kind, procedure)
+    VALUES (register_command.name, COALESCE(register_command.queue, 'default'), COALESCE(register_command.kind, 'sql'),
+            register_command.procedure)
+    ON CONFLICT (name) DO UPDATE
+       SET queue = excluded.queue, kind = excluded.kind, procedure = excluded.procedure, updated_at = now()
+     -- Ten replicas that start with one configuration write it once.
+     WHERE (c.queue, c.kind, c.procedure) IS DISTINCT FROM (excluded.queue, excluded.kind, excluded.procedure);
+END $$;
+COMMENT ON FUNCTION musterd.register_command(text, text, text, text) IS
+    'Declares a command: the queue its tasks go to by default, its kind, and for kind sql the procedure (bigint, jsonb) to '
+    'call, with its schema. Not for producers: whoever registers a procedure chooses what workers run.';
