@@ -1,0 +1,151 @@
+//! Connections to PostgreSQL: one string says where, and every failure says what to do about it.
+
+mod error;
+mod params;
+mod parse_error;
+mod session;
+mod target;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod verifier;
+
+use std::num::NonZeroU32;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
+};
+use tokio::task::JoinHandle;
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{Client, Socket};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use tracing::debug;
+
+pub use error::{Cause, ConnectError};
+pub use parse_error::ParseError;
+pub use session::SessionSettings;
+pub use target::Target;
+pub use tls::{SslMode, TlsError};
+
+/// How long a pool may take to hand out, make or check a connection.
+const POOL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The half of a connection that moves the bytes; LISTEN reads its messages.
+pub type Connection =
+    tokio_postgres::Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
+
+impl Target {
+    /// Opens a connection; the caller drives its second half. An `application_name` of the string wins.
+    pub async fn connect(&self, application_name: &str) -> Result<(Client, Connection), ConnectError> {
+        let tls = self.tls.connector()?;
+        let driver = self.named(application_name);
+        // The driver's own timeout ends with the TCP handshake; a server that then says nothing needs this one.
+        match tokio::time::timeout(self.patience(), driver.connect(tls)).await {
+            Ok(connected) => connected.map_err(|source| ConnectError::failed(self, source)),
+            Err(_) => Err(ConnectError::timeout(self)),
+        }
+    }
+
+    /// Opens a connection that drives itself: for commands that ask a few things and go.
+    pub async fn open(&self, application_name: &str) -> Result<OneShot, ConnectError> {
+        let (client, connection) = self.connect(application_name).await?;
+        let drive = async move {
+            if let Err(error) = connection.await {
+                debug!(error = &error as &dyn std::error::Error, "connection to PostgreSQL ended");
+            }
+        };
+        #[expect(clippy::disallowed_methods, reason = "ends with its client, and close() waits for it")]
+        let driver = tokio::spawn(drive);
+        Ok(OneShot { client, driver })
+    }
+
+    /// What makes and checks the connections of a pool.
+    pub fn manager(&self, application_name: &str) -> Result<Manager, ConnectError> {
+        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        Ok(Manager::from_config(self.named(application_name), self.tls.connector()?, recycling))
+    }
+
+    /// A pool of at most `size` connections, each pinned to `session` when it is made. Connects to nobody yet.
+    ///
+    /// `session` is `None` behind a transaction pooler and for sessions that run the users' procedures.
+    pub fn pool(
+        &self,
+        size: NonZeroU32,
+        application_name: &str,
+        session: Option<SessionSettings>,
+    ) -> Result<Pool, ConnectError> {
+        let size = usize::try_from(size.get()).unwrap_or(usize::MAX);
+        let mut builder = Pool::builder(self.manager(application_name)?)
+            .max_size(size)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(POOL_TIMEOUT))
+            .create_timeout(Some(POOL_TIMEOUT))
+            .recycle_timeout(Some(POOL_TIMEOUT));
+        if let Some(session) = session {
+            builder = builder.post_create(Hook::async_fn(move |client, _| {
+                Box::pin(async move { session.apply(client).await.map_err(HookError::Backend) })
+            }));
+        }
+        builder.build().map_err(|source| ConnectError::Pool { source })
+    }
+
+    /// What a pool of this target failed of, in the words of `connect`.
+    pub fn explain(&self, error: PoolError) -> ConnectError {
+        match error {
+            PoolError::Backend(source) | PoolError::PostCreateHook(HookError::Backend(source)) => {
+                ConnectError::failed(self, source)
+            }
+            PoolError::Timeout(TimeoutType::Wait) => ConnectError::exhausted(self),
+            PoolError::Timeout(_) => ConnectError::timeout(self),
+            source => ConnectError::PoolClosed { source },
+        }
+    }
+
+    fn named(&self, application_name: &str) -> tokio_postgres::Config {
+        let mut driver = self.driver.clone();
+        if driver.get_application_name().is_none() {
+            driver.application_name(application_name);
+        }
+        driver
+    }
+
+    /// Each host has its time, and the handshake of the one that answers has as much again.
+    fn patience(&self) -> Duration {
+        let each = self.driver.get_connect_timeout().copied().unwrap_or(POOL_TIMEOUT);
+        let hosts = u32::try_from(self.driver.get_hosts().len()).unwrap_or(u32::MAX);
+        each.saturating_mul(hosts.saturating_add(1))
+    }
+}
+
+/// A client whose connection is driven in the background for as long as it lives.
+#[derive(Debug)]
+pub struct OneShot {
+    client: Client,
+    driver: JoinHandle<()>,
+}
+
+impl OneShot {
+    /// Says goodbye to the server and waits until it is said.
+    pub async fn close(self) {
+        drop(self.client);
+        if let Err(error) = self.driver.await {
+            debug!(error = &error as &dyn std::error::Error, "the connection's driver did not end by itself");
+        }
+    }
+}
+
+impl Deref for OneShot {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl DerefMut for OneShot {
+    fn deref_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}

@@ -1,0 +1,61 @@
+//! What a session of our own is pinned to, whatever the role's or the database's defaults are.
+//!
+//! A belt: every statement names its schema and every BEGIN its isolation. Not for sessions that run the users'
+//! procedures (they may count on their role's settings), nor behind a transaction pooler: there a SET stays on a
+//! server connection that somebody else gets next.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+/// The limits of a session; the rest of what is pinned is the same for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionSettings {
+    /// The longest statement; zero for no limit.
+    pub statement_timeout: Duration,
+    /// The longest wait for one lock; zero for no limit.
+    pub lock_timeout: Duration,
+    /// The longest idle time inside a transaction; zero for no limit.
+    pub idle_in_transaction_session_timeout: Duration,
+}
+
+impl SessionSettings {
+    /// Pins the session of `client`, in one round trip.
+    pub async fn apply(&self, client: &Client) -> Result<(), tokio_postgres::Error> {
+        client.batch_execute(&self.to_sql()).await
+    }
+
+    fn to_sql(self) -> String {
+        format!(
+            "SET search_path = pg_catalog, pg_temp; \
+             SET default_transaction_isolation = 'read committed'; \
+             SET default_transaction_read_only = off; \
+             SET timezone = 'UTC'; \
+             SET statement_timeout = {}; \
+             SET lock_timeout = {}; \
+             SET idle_in_transaction_session_timeout = {}",
+            milliseconds(self.statement_timeout),
+            milliseconds(self.lock_timeout),
+            milliseconds(self.idle_in_transaction_session_timeout),
+        )
+    }
+}
+
+/// PostgreSQL's unit and range. Nought means no limit there, so what is merely tiny becomes 1.
+fn milliseconds(duration: Duration) -> i32 {
+    let rounded = i32::try_from(duration.as_millis()).unwrap_or(i32::MAX);
+    if duration.is_zero() { 0 } else { rounded.max(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tiny_limit_is_not_no_limit() {
+        assert_eq!(milliseconds(Duration::ZERO), 0);
+        assert_eq!(milliseconds(Duration::from_micros(3)), 1);
+        assert_eq!(milliseconds(Duration::from_millis(250)), 250);
+        assert_eq!(milliseconds(Duration::MAX), i32::MAX);
+    }
+}
