@@ -1,0 +1,162 @@
+//! Each way a store can be wrong gives its own error, which says what to do and keeps the secret.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use bytes::Bytes;
+use musterd::objects::{Config, ObjectError, Store};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+
+use super::key;
+use super::server::{self, Holder, S3Server, SECRET, names};
+use super::source::{MIB, Source, Then};
+
+/// The error of a write under `config`, after a look at how it speaks.
+async fn refusal(config: &Config, advice: &str) -> ObjectError {
+    let store = server::open(config);
+    let error = store.put(&key("out.txt"), Bytes::from_static(b"x")).await.unwrap_err();
+    let said = format!("{error} {error:?} {store:?}");
+    assert!(error.to_string().contains(advice), "{error} does not name {advice}");
+    assert!(!said.contains(SECRET), "the secret is in {said}");
+    error
+}
+
+#[tokio::test]
+async fn a_wrong_secret_or_key_is_told() {
+    let server = S3Server::start().await;
+    let mut config = server.config();
+    config.s3.secret_key = format!("{SECRET}-mistyped").into();
+    let error = refusal(&config, "outputs.s3.secret_key").await;
+    assert!(matches!(&error, ObjectError::Credentials { code, .. } if code == "SignatureDoesNotMatch"));
+    assert!(!error.is_transient());
+
+    config.s3.access_key = "nobody".into();
+    let error = refusal(&config, "outputs.s3.access_key").await;
+    assert!(matches!(error, ObjectError::Credentials { .. } | ObjectError::Forbidden { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_missing_bucket_is_told_and_serves_once_it_is_made() {
+    let server = S3Server::start().await;
+    let mut config = server.config();
+    config.s3.bucket = "not-yet".into();
+    let error = refusal(&config, "outputs.s3.bucket").await;
+    assert!(matches!(&error, ObjectError::NoSuchBucket { bucket, .. } if bucket == "not-yet"), "{error:?}");
+    assert!(!error.is_transient());
+    std::fs::create_dir(server.root.path().join("not-yet")).unwrap();
+    server::open(&config).probe().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_endpoint_that_refuses_is_told() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let error = refusal(&server::config(&endpoint), &endpoint).await;
+    assert!(matches!(error, ObjectError::Unreachable { .. }), "{error:?}");
+    assert!(error.is_transient());
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_is_given_up_in_time() {
+    let server = S3Server::start().await;
+    let holder = Holder::before(&server).await;
+    let mut config = server::config(&holder.endpoint);
+    config.s3.timeout = Duration::from_secs(1);
+    let error = timeout(Duration::from_secs(20), refusal(&config, "outputs.s3.timeout")).await.unwrap();
+    assert!(matches!(error, ObjectError::Timeout { .. }), "{error:?}");
+    assert!(error.is_transient());
+}
+
+#[tokio::test]
+async fn a_private_authority_is_trusted_only_when_named() {
+    let server = S3Server::start_tls().await;
+    let mut config = server.config();
+    let error = refusal(&config, "outputs.s3.ca_file").await;
+    assert!(matches!(error, ObjectError::Untrusted { .. }), "{error:?}");
+    assert!(!error.is_transient());
+
+    config.s3.ca_file = server.ca_file.clone();
+    server::open(&config).probe().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_authority_file_that_is_none_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = server::config("https://127.0.0.1:1");
+    config.s3.ca_file = dir.path().join("ca.pem");
+    for content in [None, Some(""), Some("not a certificate")] {
+        if let Some(content) = content {
+            std::fs::write(&config.s3.ca_file, content).unwrap();
+        }
+        let error = Store::open_with(&config, |_| None).unwrap_err();
+        assert!(matches!(error, ObjectError::Config { key: "outputs.s3.ca_file", .. }), "{error:?}");
+    }
+}
+
+/// Nobody makes a directory in /sys, root included, which permissions alone would not stop.
+#[tokio::test]
+async fn a_directory_that_may_not_be_written_is_told() {
+    let config = Config { dir: "/sys/musterd-outputs".into(), ..Config::default() };
+    let error = refusal(&config, "outputs.dir").await;
+    assert!(matches!(error, ObjectError::Denied { .. }), "{error:?}");
+    assert!(!error.is_transient());
+}
+
+const SMALL_DISK: &str = "MUSTERD_TEST_SMALL_DISK";
+
+/// In a process of its own, on a disk of 4 MiB that only it can see (or, where mounting is not allowed, under a
+/// limit on the size of files).
+#[test]
+fn a_full_disk_is_told_and_serves_once_there_is_room() {
+    let (dir, exe) = (tempfile::tempdir().unwrap(), std::env::current_exe().unwrap());
+    let mounted = "mount -t tmpfs -o size=4m tmpfs \"$1\" && exec \"$0\" --exact \"$2\" --ignored";
+    let limited = "trap '' XFSZ; ulimit -f 8192; exec \"$0\" --exact \"$2\" --ignored";
+    let may_mount = |args: &[&str]| {
+        let mut probe = Command::new("unshare");
+        probe.args(args).args(["mount", "-t", "tmpfs", "tmpfs"]).arg(dir.path());
+        probe.output().is_ok_and(|done| done.status.success())
+    };
+    let mut command = if may_mount(&["--mount"]) {
+        unshared(&["--mount"], mounted)
+    } else if may_mount(&["--mount", "--map-root-user"]) {
+        unshared(&["--mount", "--map-root-user"], mounted)
+    } else {
+        let mut command = Command::new("sh");
+        command.args(["-c", limited]);
+        command
+    };
+    command
+        .arg(exe)
+        .arg(dir.path())
+        .arg("suite::objects::faults::on_a_small_disk")
+        .env(SMALL_DISK, dir.path());
+    let done = command.output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(
+        done.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+}
+
+fn unshared(args: &[&str], script: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(args).args(["sh", "-c", script]);
+    command
+}
+
+#[tokio::test]
+#[ignore = "runs as a child of a_full_disk_is_told_and_serves_once_there_is_room"]
+async fn on_a_small_disk() {
+    let dir = std::env::var(SMALL_DISK).unwrap();
+    let store = Store::open(&Config { dir: dir.clone().into(), ..Config::default() }).unwrap();
+    let error = store.put_stream(&key("out.txt"), Source::new(6 * MIB, Then::End)).await.unwrap_err();
+    assert!(matches!(error, ObjectError::DiskFull { .. }), "{error:?}");
+    assert!(error.to_string().contains("outputs.dir") && !error.is_transient());
+    store.settle().await;
+    assert_eq!(names(Path::new(&dir)), [""; 0], "the unfinished file still takes up the disk");
+    store.put_stream(&key("out.txt"), Source::new(3 * MIB, Then::End)).await.unwrap();
+}
