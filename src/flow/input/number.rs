@@ -1,0 +1,121 @@
+//! A JSON number is accepted when PostgreSQL's numeric holds it: its limits are on digits written out, not on precision.
+
+use super::json::{Fault, Refusal};
+
+/// Digits before the decimal point that numeric holds.
+const MAX_WHOLE: i64 = 131_072;
+/// Digits after the decimal point that numeric holds; trailing zeros count, also those of a zero.
+const MAX_SCALE: i64 = 16_383;
+/// From here on numeric refuses an exponent, even that of a zero.
+const MAX_EXPONENT: i64 = (i32::MAX / 2) as i64;
+
+/// A number that numeric holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Number {
+    /// How many bytes of the text it takes.
+    pub(super) len: usize,
+    /// How many more bytes it takes once its exponent is written out.
+    pub(super) expansion: u64,
+}
+
+/// Reads the number at the start of `text`, up to the first byte that is no part of it.
+pub(super) fn read(text: &[u8]) -> Result<Number, Refusal> {
+    let syntax = |offset, what| Refusal { offset, fault: Fault::Expected(what) };
+    let whole_at = usize::from(text.first() == Some(&b'-'));
+    let whole = digits(text, whole_at);
+    let mut at = whole_at + whole;
+    if whole == 0 {
+        return Err(syntax(at, "a digit"));
+    }
+    if whole > 1 && text[whole_at] == b'0' {
+        return Err(syntax(whole_at, "a number without leading zeros"));
+    }
+
+    let mut scale = 0;
+    if text.get(at) == Some(&b'.') {
+        scale = digits(text, at + 1);
+        at += 1 + scale;
+        if scale == 0 {
+            return Err(syntax(at, "a digit after the decimal point"));
+        }
+    }
+    let coefficient = &text[whole_at..at];
+    let exponent = match text.get(at) {
+        Some(b'e' | b'E') => {
+            let (len, exponent) = exponent(&text[at + 1..]);
+            at += 1 + len;
+            Some(exponent.ok_or(syntax(at, "a digit in the exponent"))?)
+        }
+        _ => None,
+    };
+    let written = written(coefficient, whole, scale, exponent.unwrap_or(0))
+        .ok_or(Refusal { offset: 0, fault: Fault::NumberRange })?;
+    Ok(Number { len: at, expansion: if exponent.is_some() { written.saturating_sub(at as u64) } else { 0 } })
+}
+
+/// How many bytes the number takes when it is written out, or `None` if numeric does not hold it.
+fn written(coefficient: &[u8], whole: usize, scale: usize, exponent: i64) -> Option<u64> {
+    if exponent.abs() >= MAX_EXPONENT {
+        return None;
+    }
+    let scale = (scale as i64 - exponent).max(0);
+    let whole = match coefficient.iter().position(|byte| matches!(byte, b'1'..=b'9')) {
+        // A zero has no digits to place, whatever its exponent.
+        None => 1,
+        Some(first) if first < whole => whole as i64 + exponent,
+        // In a fraction the zeros before its first digit shift it back; `first` counts the point as one more.
+        Some(first) => exponent - (first as i64 - whole as i64 - 1),
+    };
+    if scale > MAX_SCALE || whole > MAX_WHOLE {
+        return None;
+    }
+    // The sign, the point and the zero before it.
+    Some((scale + whole.max(0) + 3) as u64)
+}
+
+/// The bytes an exponent takes, and its value if it has one; a huge one is only huge.
+fn exponent(text: &[u8]) -> (usize, Option<i64>) {
+    let signed = usize::from(matches!(text.first(), Some(b'+' | b'-')));
+    let count = digits(text, signed);
+    let size = text[signed..signed + count]
+        .iter()
+        .fold(0_i64, |size, digit| size.saturating_mul(10).saturating_add(i64::from(digit - b'0')));
+    let value = if text.first() == Some(&b'-') { -size } else { size };
+    (signed + count, (count > 0).then_some(value))
+}
+
+#[inline]
+fn digits(text: &[u8], from: usize) -> usize {
+    text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_ends_where_it_ends() {
+        for (text, len) in [("0", 1), ("-0.0,", 4), ("12]", 2), ("1.5e+3 ", 6), ("7E-2}", 4)] {
+            assert_eq!(read(text.as_bytes()).unwrap().len, len, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_number_says_which_digit_is_missing() {
+        for (text, offset) in
+            [("-", 1), ("-x", 1), ("1.", 2), ("1.e5", 2), ("1e", 2), ("1e+", 3), ("01", 0), ("-01", 1)]
+        {
+            let refusal = read(text.as_bytes()).unwrap_err();
+            assert_eq!(refusal.offset, offset, "{text}");
+            assert!(refusal.fault.is_syntax(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_exponent_is_charged_for_the_digits_it_stands_for() {
+        assert_eq!(read(b"1e131071").unwrap().expansion, 131_072 + 3 - 8);
+        assert_eq!(read(b"1e-16383").unwrap().expansion, 16_383 + 3 - 8);
+        assert_eq!(read(b"0e400000").unwrap().expansion, 0);
+        assert_eq!(read(b"12345.678").unwrap().expansion, 0);
+    }
+}
