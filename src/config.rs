@@ -1,0 +1,278 @@
+//! The configuration: typed, complete, and refused with every mistake named at once.
+//!
+//! Each section is described beside what it configures. This file composes them, finds unknown keys,
+//! and checks what concerns more than one section.
+
+mod keys;
+mod layers;
+mod problems;
+
+pub use layers::{ENV_PREFIX, Given, SHIPPED};
+pub use problems::{Problem, Problems, Severity};
+
+use crate::secret::{REDACTED, Secret};
+use crate::{backoff, flow, handler, http, liveness, objects, queue, store, supervisor, telemetry};
+use ::config::{Map, Value, ValueKind};
+use keys::{Known, fields_of, nearest};
+use layers::{Layers, Leaf};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, time::Duration};
+
+/// Keys that hold a secret: redacted wherever they are shown, and readable from a file by `<key>_file`.
+pub const SECRET_KEYS: [&str; 5] =
+    ["database.url", "database.direct_url", "redis.url", "outputs.s3.access_key", "outputs.s3.secret_key"];
+
+/// What Kubernetes gives a pod between SIGTERM and SIGKILL unless told otherwise.
+const KUBERNETES_GRACE: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    pub database: store::Config,
+    pub redis: liveness::RedisConfig,
+    pub liveness: liveness::Config,
+    pub claim: flow::claim::Config,
+    pub batcher: flow::batcher::Config,
+    pub completion: flow::complete::Config,
+    pub shutdown: supervisor::Config,
+    pub outputs: objects::Config,
+    pub http: http::Config,
+    pub log: telemetry::Config,
+    pub queues: BTreeMap<String, queue::Config>,
+    pub retry: backoff::Config,
+    pub handlers: BTreeMap<String, handler::Config>,
+    pub submit: flow::submit::Config,
+}
+
+/// A configuration that may be used, with the source of every value.
+#[derive(Debug)]
+pub struct Loaded {
+    pub config: Config,
+    pub values: Vec<Shown>,
+    pub warnings: Vec<Problem>,
+}
+
+/// One effective value as people may see it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Shown {
+    pub key: String,
+    pub value: serde_json::Value,
+    pub source: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the configuration has {count} problem(s):\n{problems}", count = .problems.iter().count())]
+pub struct ConfigError {
+    pub problems: Problems,
+}
+
+impl Loaded {
+    /// The effective values as one tree, secrets hidden.
+    pub fn nested(&self) -> serde_json::Value {
+        let mut root = serde_json::Map::new();
+        for shown in &self.values {
+            let mut table = &mut root;
+            let mut names: Vec<&str> = shown.key.split('.').collect();
+            let last = names.pop().unwrap_or_default();
+            for name in names {
+                let entry = table.entry(name).or_insert_with(|| serde_json::json!({}));
+                if !entry.is_object() {
+                    *entry = serde_json::json!({});
+                }
+                table = entry.as_object_mut().expect("made an object in the line above");
+            }
+            table.insert(last.to_owned(), shown.value.clone());
+        }
+        root.into()
+    }
+}
+
+/// Reads all layers, or says everything that is wrong with them.
+pub fn load(given: &Given) -> Result<Loaded, ConfigError> {
+    let mut problems = Problems::default();
+    let leaves = Layers::merge(given, &mut problems).leaves;
+    let sources: BTreeMap<String, String> = leaves.values().map(|l| (l.key(), l.source.clone())).collect();
+
+    let sound: Vec<&Leaf> = leaves.values().filter(|leaf| is_sound(leaf, &mut problems)).collect();
+    let config = assemble(&sound, &mut problems);
+    config.check(&mut problems);
+
+    problems.locate(|key| match sources.get(key) {
+        Some(source) if source != "default" => source.clone(),
+        _ => String::new(),
+    });
+    if problems.has_errors() {
+        return Err(ConfigError { problems });
+    }
+    let values = sound.iter().map(|leaf| shown(leaf)).collect();
+    Ok(Loaded { config, values, warnings: problems.warnings().cloned().collect() })
+}
+
+/// Whether a value has a key that exists and the type that key wants.
+///
+/// Each is tried alone against the defaults, so that one bad value does not hide the next.
+fn is_sound(leaf: &Leaf, problems: &mut Problems) -> bool {
+    let key = leaf.key();
+    if let Known::No { did_you_mean } = known(&leaf.path) {
+        let hint = did_you_mean.map(|known| format!("; did you mean {known}?")).unwrap_or_default();
+        problems.error(&key, format!("no such key{hint}"));
+        return false;
+    }
+    match leaf.alone().try_deserialize::<Config>() {
+        Ok(_) => true,
+        Err(error) => {
+            problems.error(&key, reason(error, SECRET_KEYS.contains(&key.as_str())));
+            false
+        }
+    }
+}
+
+/// The config crate's error in a person's words; a secret's value is left out.
+fn reason(error: ::config::ConfigError, secret: bool) -> String {
+    match error {
+        _ if secret => "the value has the wrong type".into(),
+        ::config::ConfigError::Type { unexpected, expected, .. } => {
+            format!("expected {expected}, found {unexpected}")
+        }
+        ::config::ConfigError::At { error, .. } => reason(*error, secret),
+        ::config::ConfigError::Message(message) => message,
+        other => other.to_string(),
+    }
+}
+
+fn assemble(sound: &[&Leaf], problems: &mut Problems) -> Config {
+    let mut tree = Map::new();
+    for leaf in sound {
+        plant(&mut tree, &leaf.path, leaf.value.clone());
+    }
+    match Value::new(None, ValueKind::Table(tree)).try_deserialize() {
+        Ok(config) => config,
+        Err(error) => {
+            // Every value was good alone, so this is a value beside a table of the same name.
+            problems.error("configuration", reason(error, false));
+            Config::default()
+        }
+    }
+}
+
+fn plant(table: &mut Map<String, Value>, path: &[String], value: Value) {
+    let Some((name, below)) = path.split_first() else { return };
+    if below.is_empty() {
+        table.entry(name.clone()).or_insert(value);
+        return;
+    }
+    let inner = table.entry(name.clone()).or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
+    if let ValueKind::Table(inner) = &mut inner.kind {
+        plant(inner, below, value);
+    }
+}
+
+fn known(path: &[String]) -> Known {
+    let names: Vec<&str> = path.iter().map(String::as_str).collect();
+    let (name, siblings) = match names.as_slice() {
+        [section] => (*section, fields_of::<Config>()),
+        [section, ..] if !fields_of::<Config>().contains(section) => (*section, fields_of::<Config>()),
+        ["outputs", "s3", name, ..] => (*name, fields_of::<objects::S3Config>()),
+        ["queues", _] | ["handlers", _] => return Known::Yes,
+        ["queues", _, name, ..] => (*name, fields_of::<queue::Config>()),
+        ["handlers", _, name, ..] => (*name, fields_of::<handler::Config>()),
+        [section, name, ..] => (*name, section_fields(section)),
+        [] => return Known::Yes,
+    };
+    if siblings.contains(&name) {
+        return Known::Yes;
+    }
+    let did_you_mean = nearest(name, siblings.iter().copied()).map(|near| {
+        let mut path = path.to_vec();
+        let at = path.iter().position(|part| part == name).unwrap_or_default();
+        path.truncate(at + 1);
+        path[at] = near.to_owned();
+        path.join(".")
+    });
+    Known::No { did_you_mean }
+}
+
+fn section_fields(section: &str) -> &'static [&'static str] {
+    match section {
+        "database" => fields_of::<store::Config>(),
+        "redis" => fields_of::<liveness::RedisConfig>(),
+        "liveness" => fields_of::<liveness::Config>(),
+        "claim" => fields_of::<flow::claim::Config>(),
+        "batcher" => fields_of::<flow::batcher::Config>(),
+        "completion" => fields_of::<flow::complete::Config>(),
+        "shutdown" => fields_of::<supervisor::Config>(),
+        "outputs" => fields_of::<objects::Config>(),
+        "http" => fields_of::<http::Config>(),
+        "log" => fields_of::<telemetry::Config>(),
+        "retry" => fields_of::<backoff::Config>(),
+        "submit" => fields_of::<flow::submit::Config>(),
+        _ => &[],
+    }
+}
+
+fn shown(leaf: &Leaf) -> Shown {
+    let key = leaf.key();
+    let value = if SECRET_KEYS.contains(&key.as_str()) {
+        let secret = Secret::new(leaf.value.clone().into_string().unwrap_or_default());
+        match key.as_str() {
+            _ if secret.is_empty() => "".into(),
+            "database.url" | "database.direct_url" | "redis.url" => secret.masked_url().into(),
+            _ => REDACTED.into(),
+        }
+    } else {
+        leaf.value.clone().try_deserialize().unwrap_or(serde_json::Value::Null)
+    };
+    Shown { key, value, source: leaf.source.clone() }
+}
+
+impl Config {
+    fn check(&self, problems: &mut Problems) {
+        // Taken apart so that a new section does not compile until it is checked.
+        let Self {
+            database,
+            redis,
+            liveness,
+            claim,
+            batcher,
+            completion,
+            shutdown,
+            outputs,
+            http: _,
+            log,
+            queues,
+            retry,
+            handlers,
+            submit,
+        } = self;
+        database.check(problems);
+        liveness.check(problems);
+        if liveness.backend == liveness::Backend::Redis {
+            redis.check(problems);
+        }
+        claim.check(problems);
+        batcher.check(problems);
+        completion.check(problems);
+        for (key, problem) in outputs.check() {
+            problems.error(key, problem);
+        }
+        log.check(problems);
+        retry.check(problems);
+        submit.check(problems);
+        for (name, queue) in queues {
+            queue.check(&format!("queues.{name}"), problems);
+        }
+        for (name, handler) in handlers {
+            handler.check(name, queues.keys(), problems);
+        }
+        if shutdown.grace >= KUBERNETES_GRACE {
+            problems.warning(
+                "shutdown.grace",
+                "is not under Kubernetes' default of 30s between SIGTERM and SIGKILL: raise \
+                 terminationGracePeriodSeconds above it, or the drain is cut short",
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

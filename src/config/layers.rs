@@ -1,0 +1,178 @@
+//! Where values come from: the shipped file, the user's file, the environment, flags; later ones win.
+
+use super::{Problems, SECRET_KEYS};
+use config::{Environment, File, FileFormat, Map, Source, Value, ValueKind};
+use std::{collections::BTreeMap, path::Path};
+
+/// The file we ship is the defaults: one list, with a sentence for every key.
+pub const SHIPPED: &str = include_str!("../../config/musterd.toml");
+
+pub const ENV_PREFIX: &str = "MUSTERD";
+
+/// What a user gave besides the defaults.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    pub file: Option<std::path::PathBuf>,
+    /// `section.key=value`, from `--set`.
+    pub flags: Vec<String>,
+    /// The variables to read; `None` reads the process's own.
+    pub env: Option<Vec<(String, String)>>,
+    /// What a running `musterd dev` sets, beneath everything else that is given.
+    pub dev: Vec<(String, String)>,
+}
+
+/// One value with its dotted path and a person's word for its source.
+#[derive(Clone, Debug)]
+pub(super) struct Leaf {
+    pub(super) path: Vec<String>,
+    pub(super) value: Value,
+    pub(super) source: String,
+}
+
+impl Leaf {
+    pub(super) fn key(&self) -> String {
+        self.path.join(".")
+    }
+
+    /// This value alone, as a tree from the root.
+    pub(super) fn alone(&self) -> Value {
+        self.path.iter().rev().fold(self.value.clone(), |inner, name| {
+            Value::new(None, ValueKind::Table(Map::from_iter([(name.clone(), inner)])))
+        })
+    }
+}
+
+/// All layers laid over each other; the last one to name a key wins.
+pub(super) struct Layers<'a> {
+    pub(super) leaves: BTreeMap<Vec<String>, Leaf>,
+    problems: &'a mut Problems,
+}
+
+/// How a layer writes its keys: nested tables, or one flat table of dotted names.
+#[derive(Clone, Copy, PartialEq)]
+enum Shape {
+    Nested,
+    Dotted,
+}
+
+impl<'a> Layers<'a> {
+    pub(super) fn merge(given: &Given, problems: &'a mut Problems) -> Self {
+        let mut layers = Self { leaves: BTreeMap::new(), problems };
+        layers.lay(File::from_str(SHIPPED, FileFormat::Toml).collect(), Shape::Nested, |_| "default".into());
+        let dev: Map<String, Value> =
+            given.dev.iter().map(|(key, value)| (key.clone(), Value::new(None, value.clone()))).collect();
+        layers.lay(Ok(dev), Shape::Dotted, |_| "the running `musterd dev`".into());
+        if let Some(path) = &given.file {
+            layers.lay_file(path);
+        }
+        layers.lay(environment(given).collect(), Shape::Dotted, variable_of);
+        let flags = layers.flags(&given.flags);
+        layers.lay(Ok(flags), Shape::Dotted, |path| format!("flag --set {}", path.join(".")));
+        layers
+    }
+
+    fn lay_file(&mut self, path: &Path) {
+        let name = path.display().to_string();
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) => {
+                return self.problems.error(name, format!("cannot read the configuration file: {error}"));
+            }
+        };
+        // Parsed here first: the toml crate's own message has line, column and the offending text.
+        if let Err(error) = text.parse::<toml::Table>() {
+            return self.problems.error(name, format!("not valid TOML: {}", error.to_string().trim_end()));
+        }
+        self.lay(File::from_str(&text, FileFormat::Toml).collect(), Shape::Nested, |_| {
+            format!("file {name}")
+        });
+    }
+
+    fn flags(&mut self, flags: &[String]) -> Map<String, Value> {
+        let mut table = Map::new();
+        for flag in flags {
+            match flag.split_once('=') {
+                Some((key, value)) => {
+                    table.insert(key.trim().to_owned(), Value::new(None, value.to_owned()));
+                }
+                None => self.problems.error(format!("--set {flag}"), "must be written section.key=value"),
+            }
+        }
+        table
+    }
+
+    fn lay(
+        &mut self,
+        layer: Result<Map<String, Value>, config::ConfigError>,
+        shape: Shape,
+        source: impl Fn(&[String]) -> String,
+    ) {
+        let table = match layer {
+            Ok(table) => table,
+            Err(error) => return self.problems.error(source(&[]), error.to_string()),
+        };
+        let mut found = Vec::new();
+        flatten(&[], &table, shape, &mut found);
+        for (path, value) in found {
+            let leaf = Leaf { source: source(&path), path, value };
+            if let Some(leaf) = self.open_secret_file(leaf) {
+                self.leaves.insert(leaf.path.clone(), leaf);
+            }
+        }
+    }
+
+    /// `secret_file = "path"` stands for `secret = "<what the file holds>"`, in any layer.
+    fn open_secret_file(&mut self, mut leaf: Leaf) -> Option<Leaf> {
+        let key = leaf.key();
+        let Some(secret) = key.strip_suffix("_file").filter(|key| SECRET_KEYS.contains(key)) else {
+            return Some(leaf);
+        };
+        let file = leaf.value.clone().into_string().unwrap_or_default();
+        match std::fs::read_to_string(&file) {
+            Ok(text) => {
+                leaf.value = Value::new(None, text.trim_end_matches(['\n', '\r']).to_owned());
+                leaf.source = format!("{}, contents of {file}", leaf.source);
+                leaf.path = secret.split('.').map(str::to_owned).collect();
+                Some(leaf)
+            }
+            Err(error) => {
+                self.problems.error(key, format!("cannot read the secret's file {file}: {error}"));
+                None
+            }
+        }
+    }
+}
+
+fn environment(given: &Given) -> Environment {
+    // Without try_parsing: it would turn the password 00123 into the number 123.
+    let environment =
+        Environment::with_prefix(ENV_PREFIX).prefix_separator("__").separator("__").ignore_empty(true);
+    match &given.env {
+        Some(variables) => environment.source(Some(variables.iter().cloned().collect())),
+        None => environment,
+    }
+}
+
+fn variable_of(path: &[String]) -> String {
+    format!("environment {ENV_PREFIX}__{}", path.join("__").to_uppercase())
+}
+
+/// Every value that is not a table. An empty table counts as one: it may stand where a value belongs.
+fn flatten(
+    above: &[String],
+    table: &Map<String, Value>,
+    shape: Shape,
+    found: &mut Vec<(Vec<String>, Value)>,
+) {
+    for (name, value) in table {
+        let mut path = above.to_vec();
+        match shape {
+            Shape::Nested => path.push(name.clone()),
+            Shape::Dotted => path.extend(name.split('.').map(str::to_owned)),
+        }
+        match &value.kind {
+            ValueKind::Table(inner) if !inner.is_empty() => flatten(&path, inner, shape, found),
+            _ => found.push((path, value.clone())),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Everything that is wrong with a configuration, told at once.
+
+use std::fmt;
+
+/// One thing to mend: which key, where it was set, what is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Problem {
+    pub key: String,
+    /// The file, variable or flag the value came from; empty where the key is missing.
+    pub source: String,
+    pub message: String,
+    pub severity: Severity,
+}
+
+/// An error stops the daemon; a warning is said and lived with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    Error,
+    Warning,
+}
+
+/// The problems found so far, in the order they were found.
+#[derive(Clone, Debug, Default)]
+pub struct Problems(Vec<Problem>);
+
+impl Problems {
+    pub fn error(&mut self, key: impl Into<String>, message: impl Into<String>) {
+        self.push(key.into(), message.into(), Severity::Error);
+    }
+
+    pub fn warning(&mut self, key: impl Into<String>, message: impl Into<String>) {
+        self.push(key.into(), message.into(), Severity::Warning);
+    }
+
+    /// Records an error unless `holds`.
+    pub fn unless(&mut self, holds: bool, key: &str, message: impl Into<String>) {
+        if !holds {
+            self.error(key, message);
+        }
+    }
+
+    fn push(&mut self, key: String, message: String, severity: Severity) {
+        self.0.push(Problem { key, source: String::new(), message, severity });
+    }
+
+    /// Says for every problem where its key was set.
+    pub(super) fn locate(&mut self, source_of: impl Fn(&str) -> String) {
+        for problem in self.0.iter_mut().filter(|p| p.source.is_empty()) {
+            problem.source = source_of(&problem.key);
+        }
+    }
+
+    pub fn has_errors(&self) -> bool {
+        self.0.iter().any(|p| p.severity == Severity::Error)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Problem> {
+        self.0.iter()
+    }
+
+    pub fn warnings(&self) -> impl Iterator<Item = &Problem> {
+        self.0.iter().filter(|p| p.severity == Severity::Warning)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.message)?;
+        if !self.source.is_empty() {
+            write!(f, " ({})", self.source)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.0.iter().enumerate() {
+            let line_break = if index == 0 { "" } else { "\n" };
+            let severity = match problem.severity {
+                Severity::Error => "error",
+                Severity::Warning => "warning",
+            };
+            write!(f, "{line_break}  {severity}: {problem}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+use super::*;
+
+fn given(toml: &str) -> (tempfile::TempDir, Given) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("musterd.toml");
+    std::fs::write(&file, toml).unwrap();
+    let given = Given { file: Some(file), env: Some(Vec::new()), ..Given::default() };
+    (dir, given)
+}
+
+fn with_env(variables: &[(&str, &str)]) -> Given {
+    let env = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Given { env: Some(env), ..Given::default() }
+}
+
+fn problems(given: &Given) -> Vec<Problem> {
+    load(given).expect_err("this configuration is wrong").problems.iter().cloned().collect()
+}
+
+fn source_of(loaded: &Loaded, key: &str) -> String {
+    loaded.values.iter().find(|shown| shown.key == key).unwrap().source.clone()
+}
+
+#[test]
+fn the_shipped_file_says_the_defaults() {
+    let loaded = load(&with_env(&[])).unwrap();
+    assert_eq!(loaded.warnings, []);
+    // The types' own defaults know no handlers and queues; those are built in by the file alone.
+    let mut config = loaded.config;
+    assert_eq!(config.queues.remove("default"), Some(queue::Config::default()));
+    let noop = config.handlers.remove("noop").unwrap();
+    assert_eq!(noop, handler::Config { builtin: noop.builtin, ..handler::Config::default() });
+    assert_eq!(config.handlers.keys().collect::<Vec<_>>(), ["echo", "fail", "sleep"]);
+    config.handlers.clear();
+    assert_eq!(config, Config::default());
+}
+
+#[test]
+fn the_shipped_file_has_every_key() {
+    let shipped: toml::Table = SHIPPED.parse().unwrap();
+    for section in fields_of::<Config>().iter().filter(|name| !["queues", "handlers"].contains(name)) {
+        for field in section_fields(section) {
+            let written =
+                shipped[*section].get(field).is_some() || SHIPPED.contains(&format!("# {field} = "));
+            assert!(written, "{section}.{field} is not in config/musterd.toml");
+        }
+    }
+    for field in fields_of::<queue::Config>() {
+        assert!(shipped["queues"]["default"].get(field).is_some(), "queues.default.{field}");
+    }
+}
+
+#[test]
+fn five_mistakes_are_five_problems() {
+    let (_dir, given) = given(
+        r#"
+        [database]
+        max_connections = "many"
+        [livness]
+        backend = "redis"
+        [liveness]
+        heartbeat_intervall = "30s"
+        heartbeat_ttl = "a while"
+        [batcher]
+        max_size = 1000
+        "#,
+    );
+    let found = problems(&given);
+    let keys: Vec<&str> = found.iter().map(|problem| problem.key.as_str()).collect();
+    for key in [
+        "database.max_connections",
+        "livness.backend",
+        "liveness.heartbeat_intervall",
+        "liveness.heartbeat_ttl",
+        "batcher.capacity",
+    ] {
+        assert!(keys.contains(&key), "{key} is missing from {keys:?}");
+    }
+    assert_eq!(keys.len(), 5, "{found:?}");
+    let of = |key: &str| found.iter().find(|problem| problem.key == key).unwrap();
+    assert!(of("livness.backend").message.contains("did you mean liveness?"), "{:?}", of("livness.backend"));
+    let misspelt = of("liveness.heartbeat_intervall");
+    assert!(misspelt.message.contains("did you mean liveness.heartbeat_interval?"), "{misspelt:?}");
+    assert!(misspelt.source.contains("musterd.toml"), "{misspelt:?}");
+}
+
+#[test]
+fn later_layers_win_and_are_named() {
+    let (_dir, mut given) = given("[queues.default]\nfibers = 2\nblock_size = 10\n[batcher]\nmax_size = 7");
+    given.env = Some(vec![
+        ("MUSTERD__QUEUES__DEFAULT__FIBERS".into(), "3".into()),
+        ("MUSTERD__BATCHER__MAX_SIZE".into(), "8".into()),
+        ("MUSTERD_CONFIG".into(), "not a key".into()),
+        ("MUSTERD__BATCHER__CAPACITY".into(), String::new()),
+    ]);
+    given.flags = vec!["batcher.max_size=9".into()];
+    let loaded = load(&given).unwrap();
+    assert_eq!(loaded.config.queues["default"].fibers.get(), 3);
+    assert_eq!(loaded.config.queues["default"].block_size.get(), 10);
+    assert_eq!(loaded.config.batcher.max_size.get(), 9);
+    assert_eq!(loaded.config.batcher.capacity.get(), 500, "an empty variable is no value");
+    assert!(source_of(&loaded, "queues.default.block_size").starts_with("file "));
+    assert_eq!(source_of(&loaded, "queues.default.fibers"), "environment MUSTERD__QUEUES__DEFAULT__FIBERS");
+    assert_eq!(source_of(&loaded, "batcher.max_size"), "flag --set batcher.max_size");
+    assert_eq!(source_of(&loaded, "batcher.capacity"), "default");
+}
+
+#[test]
+fn queues_and_handlers_of_a_file_join_the_built_in_ones() {
+    let (_dir, given) = given(
+        "[queues.bulk]\nfibers = 1\n[handlers.slow]\nkind = \"builtin\"\nbuiltin = \"sleep\"\nqueue = \"bulk\"",
+    );
+    let config = load(&given).unwrap().config;
+    assert_eq!(config.queues.keys().collect::<Vec<_>>(), ["bulk", "default"]);
+    assert!(config.handlers.contains_key("noop") && config.handlers.contains_key("slow"));
+}
+
+#[test]
+fn a_password_of_digits_stays_as_it_is() {
+    let loaded = load(&with_env(&[("MUSTERD__OUTPUTS__S3__SECRET_KEY", "00123")])).unwrap();
+    assert_eq!(loaded.config.outputs.s3.secret_key.expose(), "00123");
+}
+
+#[test]
+fn a_secret_comes_from_a_file_and_is_never_shown() {
+    let (dir, mut given) = given("");
+    let secret = dir.path().join("url");
+    std::fs::write(&secret, "postgres://app:canary@db/app\n").unwrap();
+    given.env = Some(vec![
+        ("MUSTERD__DATABASE__URL_FILE".into(), secret.display().to_string()),
+        ("MUSTERD__OUTPUTS__S3__SECRET_KEY".into(), "canary".into()),
+    ]);
+    let loaded = load(&given).unwrap();
+    assert_eq!(loaded.config.database.url.expose(), "postgres://app:canary@db/app");
+    let shown = format!("{:?} {} {:?}", loaded.values, loaded.nested(), loaded.config);
+    assert!(!shown.contains("canary"), "{shown}");
+    assert!(shown.contains("postgres://app:[redacted]@db/app"), "{shown}");
+}
+
+#[test]
+fn a_wrong_secret_is_refused_without_being_quoted() {
+    let found = problems(&with_env(&[("MUSTERD__DATABASE__URL", "mysql://app:canary@db")]));
+    assert_eq!(found[0].key, "database.url");
+    assert!(!format!("{found:?}").contains("canary"), "{found:?}");
+}
+
+#[test]
+fn a_missing_secret_file_and_a_missing_config_file_are_named() {
+    let mut given = with_env(&[("MUSTERD__REDIS__URL_FILE", "/nowhere/redis")]);
+    given.file = Some("/nowhere/musterd.toml".into());
+    let text = load(&given).unwrap_err().to_string();
+    assert!(text.contains("/nowhere/redis") && text.contains("/nowhere/musterd.toml"), "{text}");
+}
+
+#[test]
+fn broken_toml_is_told_with_its_line() {
+    let (_dir, given) = given("[database]\nurl = \"postgres://db\"\nmax_connections = = 3\n");
+    let text = load(&given).unwrap_err().to_string();
+    assert!(text.contains("line 3"), "{text}");
+}
+
+#[test]
+fn sections_are_checked_against_each_other() {
+    let cases = [
+        ("[liveness]\nheartbeat_interval = \"45s\"", "liveness.heartbeat_interval"),
+        ("[liveness]\nrows_ttl = \"120s\"", "liveness.rows_ttl"),
+        ("[completion]\nsweep_max = \"1m\"", "completion.sweep_max"),
+        ("[retry]\nbase = \"10m\"", "retry.max"),
+        ("[database]\nmax_connections = 3", "database.max_connections"),
+        ("[handlers.charge]\nkind = \"builtin\"", "handlers.charge.builtin"),
+        ("[handlers.noop]\nqueue = \"nowhere\"", "handlers.noop.queue"),
+        ("[handlers.fail]\nrate = 2.0", "handlers.fail.rate"),
+        ("[queues.default]\nfibers = 0", "queues.default.fibers"),
+        ("[log]\nlevel = \"loud=1=2\"", "log.level"),
+        ("[outputs]\nstore = \"s3\"", "outputs.s3.bucket"),
+    ];
+    for (toml, key) in cases {
+        let (_dir, given) = given(toml);
+        let found = problems(&given);
+        assert!(found.iter().any(|problem| problem.key == key), "{toml}: {found:?}");
+    }
+}
+
+#[test]
+fn a_long_grace_is_a_warning() {
+    let (_dir, given) = given("[shutdown]\ngrace = \"60s\"");
+    let loaded = load(&given).unwrap();
+    assert_eq!(loaded.warnings[0].key, "shutdown.grace");
+}
+
+#[test]
+fn a_wrong_flag_is_a_problem() {
+    let given = Given { flags: vec!["batcher.max_size".into()], env: Some(Vec::new()), ..Given::default() };
+    assert!(problems(&given)[0].message.contains("section.key=value"));
+}
