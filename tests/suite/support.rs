@@ -1,0 +1,23 @@
+//! What tests stand on: real servers, a fresh database each, the real binary, and no sleeps.
+//!
+//! Not every test uses every helper.
+#![expect(dead_code, reason = "helpers are here for the tests that are still to come")]
+
+#[path = "support/config.rs"]
+pub(crate) mod config;
+#[path = "support/daemon.rs"]
+pub(crate) mod daemon;
+#[path = "support/database.rs"]
+pub(crate) mod database;
+#[path = "support/gate.rs"]
+pub(crate) mod gate;
+#[path = "support/proxy.rs"]
+pub(crate) mod proxy;
+#[path = "support/run.rs"]
+pub(crate) mod run;
+#[path = "support/schedule.rs"]
+pub(crate) mod schedule;
+#[path = "support/services.rs"]
+pub(crate) mod services;
+#[path = "support/wait.rs"]
+pub(crate) mod wait;

@@ -1,0 +1,91 @@
+//! A configuration file in a directory of its own, and the real binary run with it.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use toml::Table;
+
+use super::database::TestDb;
+use super::{run, services};
+
+/// No command of a test takes longer than this.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// A configuration on disk.
+#[derive(Debug)]
+pub(crate) struct TestConfig {
+    dir: PathBuf,
+    file: PathBuf,
+    http_port: u16,
+}
+
+impl TestConfig {
+    /// `toml` as given, with a database, a free HTTP port and PostgreSQL liveness where it names none.
+    pub(crate) fn new(db: &TestDb, toml: &str) -> Self {
+        let mut table: Table = toml.parse().unwrap_or_else(|error| panic!("the test's TOML: {error}"));
+        default(&mut table, "database", "url", db.url());
+        default(&mut table, "liveness", "backend", "postgres");
+        let free = format!("127.0.0.1:{}", services::free_port());
+        let listen = default(&mut table, "http", "listen", &free);
+        let http_port = listen.rsplit_once(':').unwrap().1.parse().unwrap();
+        let dir = run::new_dir("musterd");
+        let file = dir.join("musterd.toml");
+        std::fs::write(&file, table.to_string()).unwrap();
+        Self { dir, file, http_port }
+    }
+
+    /// The working directory of what runs with this configuration.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+
+    pub(crate) fn http_port(&self) -> u16 {
+        self.http_port
+    }
+
+    /// `musterd ARGS --config FILE`, in an environment that has nothing of the caller's.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = command(&self.dir, args);
+        command.arg("--config").arg(&self.file);
+        command
+    }
+
+    /// Runs a command to its end.
+    pub(crate) async fn musterd(&self, args: &[&str]) -> Output {
+        finish(self.command(args)).await
+    }
+}
+
+/// Runs `musterd ARGS` without a configuration to its end, in an environment that has nothing of the caller's.
+pub(crate) async fn musterd(args: &[&str]) -> Output {
+    finish(command(&run::new_dir("musterd"), args)).await
+}
+
+fn command(dir: &Path, args: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_musterd"));
+    command.args(args).current_dir(dir).env_clear().env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
+    command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+    command
+}
+
+async fn finish(command: Command) -> Output {
+    let what = format!("{command:?}");
+    let mut command = tokio::process::Command::from(command);
+    command.stdin(std::process::Stdio::null()).kill_on_drop(true);
+    match tokio::time::timeout(COMMAND_LIMIT, command.output()).await {
+        Ok(output) => output.unwrap(),
+        Err(_) => panic!("not done after {COMMAND_LIMIT:?}: {what}"),
+    }
+}
+
+/// Sets `section.key` unless it is there; what it is then.
+fn default(table: &mut Table, section: &str, key: &str, value: &str) -> String {
+    let section = table.entry(section).or_insert_with(|| Table::new().into()).as_table_mut().unwrap();
+    section.entry(key).or_insert_with(|| value.into()).as_str().unwrap().to_owned()
+}

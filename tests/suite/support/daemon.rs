@@ -1,0 +1,174 @@
+//! The real daemon, in a process of its own: started, watched by its log, signalled, and gone with its test.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use musterd::embedded::Tether;
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use super::config::TestConfig;
+use super::database::TestDb;
+use super::wait::eventually;
+
+/// A daemon to be.
+#[derive(Debug)]
+pub(crate) struct DaemonBuilder {
+    config: TestConfig,
+    environment: Vec<(String, String)>,
+}
+
+impl DaemonBuilder {
+    /// For `RUST_LOG`.
+    pub(crate) fn log(self, filter: &str) -> Self {
+        self.env("RUST_LOG", filter)
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Starts `musterd run`.
+    pub(crate) fn start(self) -> Daemon {
+        let mut command = self.config.command(&["run"]);
+        command.envs(self.environment);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // The leader of a group, so that what it starts can be killed with it.
+        command.process_group(0);
+        let mut tether = Tether::spawn(command, Signal::KILL).unwrap();
+        let log = Log::default();
+        log.follow("out", tether.stdout.take().unwrap());
+        log.follow("err", tether.stderr.take().unwrap());
+        Daemon { tether, log, config: self.config }
+    }
+}
+
+/// A running daemon. Dropping it kills its process group; when the test is failing, its log is shown.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    tether: Tether,
+    log: Log,
+    config: TestConfig,
+}
+
+impl Daemon {
+    /// A daemon on `db`, with `toml` beside what [`TestConfig`] fills in.
+    pub(crate) fn builder(db: &TestDb, toml: &str) -> DaemonBuilder {
+        let environment = vec![("RUST_LOG".into(), "info,musterd=debug".into())];
+        DaemonBuilder { config: TestConfig::new(db, toml), environment }
+    }
+
+    pub(crate) fn config(&self) -> &TestConfig {
+        &self.config
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.tether.pid()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.tether.signal(signal).unwrap();
+    }
+
+    /// Waits until `/readyz` answers 200.
+    pub(crate) async fn wait_ready(&self) {
+        eventually(Duration::from_secs(30), "the daemon is ready", async || {
+            if let Some(status) = self.tether.status() {
+                panic!("the daemon ended before it was ready: {status}");
+            }
+            (self.get("/readyz").await.ok()?.0 == 200).then_some(())
+        })
+        .await;
+    }
+
+    /// The status and the whole answer, head and body, to `GET path`.
+    pub(crate) async fn get(&self, path: &str) -> std::io::Result<(u16, String)> {
+        http_get(self.config.http_port(), path).await
+    }
+
+    /// Waits for a line of the log, earlier ones included, and gives it.
+    pub(crate) async fn wait_for_log(&self, limit: Duration, mut wanted: impl FnMut(&str) -> bool) -> String {
+        let mut news = self.log.count.subscribe();
+        let found = async {
+            let mut seen = 0;
+            loop {
+                let count = *news.borrow_and_update();
+                let lines = self.log.lines_from(seen);
+                seen += lines.len();
+                if let Some(line) = lines.into_iter().find(|line| wanted(line)) {
+                    return line;
+                }
+                if seen >= count {
+                    news.changed().await.unwrap();
+                }
+            }
+        };
+        tokio::time::timeout(limit, found)
+            .await
+            .unwrap_or_else(|_| panic!("the line did not come within {limit:?}"))
+    }
+
+    /// Everything it has said so far.
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.log.lines_from(0)
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn wait_exit(&self, limit: Duration) -> ExitStatus {
+        let wait = self.tether.waiter();
+        let ended = tokio::task::spawn_blocking(move || wait(limit)).await.unwrap();
+        ended.unwrap_or_else(|| panic!("the daemon still runs after {limit:?}"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.tether.signal_group(Signal::KILL);
+        self.tether.wait(Duration::from_secs(10));
+        if std::thread::panicking() {
+            println!("--- log of the daemon {}\n{}\n---", self.pid(), self.log().join("\n"));
+        }
+    }
+}
+
+/// A plain `GET` on 127.0.0.1: the status and the whole answer.
+pub(crate) async fn http_get(port: u16, path: &str) -> std::io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
+    status.map(|status| (status, answer)).ok_or_else(|| std::io::Error::other("not an HTTP answer"))
+}
+
+/// The lines of a process as they come; the count tells waiters of news.
+#[derive(Debug, Clone, Default)]
+struct Log {
+    lines: Arc<Mutex<Vec<String>>>,
+    count: watch::Sender<usize>,
+}
+
+impl Log {
+    fn follow(&self, name: &str, stream: impl Read + Send + 'static) {
+        let log = self.clone();
+        let read = move || {
+            for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
+                let mut lines = log.lines.lock().unwrap();
+                lines.push(String::from_utf8_lossy(&line).into_owned());
+                log.count.send_replace(lines.len());
+            }
+        };
+        std::thread::Builder::new().name(format!("log-{name}")).spawn(read).unwrap();
+    }
+
+    fn lines_from(&self, begin: usize) -> Vec<String> {
+        self.lines.lock().unwrap()[begin..].to_vec()
+    }
+}

@@ -1,0 +1,196 @@
+//! The servers of a run: one PostgreSQL, one Redis, one S3, each started by the first test that asks for it.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::{LazyLock, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
+use musterd::embedded::{EmbeddedPostgres, Options, Tether};
+use rustix::process::Signal;
+use s3s::auth::SimpleAuth;
+use s3s::service::S3ServiceBuilder;
+
+use super::run;
+
+/// This run's PostgreSQL. Tests use a database of their own: see [`super::database::TestDb`].
+pub(crate) fn postgres() -> &'static EmbeddedPostgres {
+    static POSTGRES: LazyLock<EmbeddedPostgres> = LazyLock::new(|| {
+        let options = Options::ephemeral(run::dir().join("postgres"))
+            // Nothing here has to survive a crash of the machine.
+            .setting("fsync", "off")
+            .setting("full_page_writes", "off")
+            .setting("max_connections", "400");
+        let server = EmbeddedPostgres::start(options).unwrap_or_else(|error| panic!("{error}"));
+        run::kill_at_end(server.pid());
+        server
+    });
+    &POSTGRES
+}
+
+/// A private Redis.
+#[derive(Debug)]
+pub(crate) struct Redis {
+    tether: Tether,
+    port: u16,
+}
+
+impl Redis {
+    /// `redis://127.0.0.1:PORT`
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address())
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.tether.pid()
+    }
+
+    /// Ends it at once, as a crash would.
+    pub(crate) fn stop(&self) {
+        self.tether.signal(Signal::KILL).unwrap();
+        self.tether.wait(Duration::from_secs(20)).expect("nothing survives SIGKILL");
+        run::forget(self.pid());
+    }
+
+    fn start() -> Self {
+        let dir = run::new_dir("redis");
+        let port = free_port();
+        let mut command = Command::new("redis-server");
+        command.args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]);
+        command.arg("--dir").arg(&dir).arg("--logfile").arg(dir.join("redis.log"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let tether = Tether::spawn(command, Signal::KILL)
+            .expect("redis-server cannot be started; install it (Debian: apt-get install redis-server)");
+        run::kill_at_end(tether.pid());
+        let redis = Self { tether, port };
+        redis.wait_ready();
+        redis
+    }
+
+    fn wait_ready(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !self.answers() {
+            assert!(Instant::now() < deadline, "Redis does not answer on port {}", self.port);
+            // Waits for the process's end, which would be news; else it is merely time to look again.
+            let ended = self.tether.wait(Duration::from_millis(10));
+            assert!(ended.is_none(), "redis-server ended at once: {ended:?}");
+        }
+    }
+
+    fn answers(&self) -> bool {
+        let Ok(mut stream) = TcpStream::connect(self.address()) else { return false };
+        let mut answer = [0; 5];
+        stream.write_all(b"PING\r\n").is_ok() && stream.read_exact(&mut answer).is_ok() && &answer == b"+PONG"
+    }
+}
+
+/// This run's Redis. Tests share it, each below a [`redis_prefix`] of its own.
+pub(crate) fn redis() -> &'static Redis {
+    static REDIS: LazyLock<Redis> = LazyLock::new(Redis::start);
+    &REDIS
+}
+
+/// A Redis for a test that stops, empties or breaks it. Ends when dropped, or with the run.
+pub(crate) fn own_redis() -> Redis {
+    Redis::start()
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A key prefix that no other test has.
+pub(crate) fn redis_prefix() -> String {
+    run::unique("TEST")
+}
+
+/// The S3 server of a run; it checks signatures.
+#[derive(Debug)]
+pub(crate) struct S3 {
+    address: SocketAddr,
+}
+
+impl S3 {
+    pub(crate) const ACCESS_KEY: &str = "musterd-test";
+    pub(crate) const SECRET_KEY: &str = "musterd-test-secret";
+    pub(crate) const REGION: &str = "us-east-1";
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Makes a new bucket and gives its name.
+    pub(crate) fn new_bucket(&self) -> String {
+        let name = run::unique("bucket");
+        std::fs::create_dir(run::dir().join("s3").join(&name)).unwrap();
+        name
+    }
+
+    fn start() -> Self {
+        let (report, address) = mpsc::channel();
+        // A thread and a runtime of its own: those of the test that happens to ask first end with that test.
+        std::thread::Builder::new()
+            .name("s3".into())
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(serve_s3(report));
+            })
+            .unwrap();
+        Self { address: address.recv().expect("the S3 server starts") }
+    }
+}
+
+/// This run's S3 server. Tests share it, each with a bucket of its own.
+pub(crate) fn s3() -> &'static S3 {
+    static SERVER: LazyLock<S3> = LazyLock::new(S3::start);
+    &SERVER
+}
+
+async fn serve_s3(report: mpsc::Sender<SocketAddr>) {
+    let root = run::dir().join("s3");
+    std::fs::create_dir(&root).unwrap();
+    let mut service = S3ServiceBuilder::new(s3s_fs::FileSystem::new(&root).unwrap());
+    service.set_auth(SimpleAuth::from_single(S3::ACCESS_KEY, S3::SECRET_KEY));
+    let service = service.build();
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    report.send(listener.local_addr().unwrap()).unwrap();
+
+    let http = Builder::new(TokioExecutor::new());
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        connections.spawn(http.serve_connection(TokioIo::new(stream), service.clone()).into_owned());
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+/// A port of 127.0.0.1 that nobody uses and that no other test of this run is given.
+pub(crate) fn free_port() -> u16 {
+    static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    let mut given = GIVEN.lock().unwrap();
+    loop {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        if !given.contains(&port) {
+            given.push(port);
+            return port;
+        }
+    }
+}
