@@ -1,0 +1,66 @@
+//! How long to wait before the next try: exponential, capped, with jitter.
+
+use crate::config::Problems;
+use serde::{Deserialize, Serialize};
+use std::{num::NonZeroU32, time::Duration};
+
+/// The `[retry]` section: tries of rows and tasks.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Tries in all, the first included.
+    pub max_attempts: NonZeroU32,
+    /// The wait before the second try; it doubles with each further one.
+    #[serde(with = "humantime_serde")]
+    pub base: Duration,
+    /// The longest wait.
+    #[serde(with = "humantime_serde")]
+    pub max: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            max_attempts: NonZeroU32::new(3).expect("three is not nought"),
+            base: Duration::from_secs(1),
+            max: Duration::from_secs(300),
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn check(&self, problems: &mut Problems) {
+        problems.unless(!self.base.is_zero(), "retry.base", "must be above zero, or a failing row spins");
+        problems.unless(self.base <= self.max, "retry.max", "must be at least retry.base");
+    }
+
+    /// The wait after try number `attempt` (from 1) has failed.
+    pub fn delay(&self, attempt: u32) -> Duration {
+        delay(self.base, self.max, attempt)
+    }
+}
+
+/// Doubles `base` for every try after the first up to `max`, then takes a random half to whole of it:
+/// things that failed together must not come back together.
+pub fn delay(base: Duration, max: Duration, attempt: u32) -> Duration {
+    let doublings = attempt.saturating_sub(1).min(31);
+    let full = base.saturating_mul(1 << doublings).min(max);
+    full.mul_f64(0.5 + rand::random::<f64>() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_cap_and_are_jittered_by_at_most_half() {
+        let (base, max) = (Duration::from_secs(1), Duration::from_secs(300));
+        for (attempt, full) in [(1, 1), (2, 2), (3, 4), (9, 256), (10, 300), (u32::MAX, 300)] {
+            for _ in 0..100 {
+                let wait = delay(base, max, attempt);
+                assert!(wait <= Duration::from_secs(full), "try {attempt} waits {wait:?}");
+                assert!(wait >= Duration::from_secs(full) / 2, "try {attempt} waits {wait:?}");
+            }
+        }
+    }
+}

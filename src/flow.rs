@@ -1,0 +1,11 @@
+//! The walk of a row: submit, claim, run, batch the writes, complete. Stages meet in channel types, not in calls.
+
+pub mod batcher;
+pub mod claim;
+pub mod complete;
+pub mod fiber;
+pub mod held;
+pub mod input;
+pub mod pace;
+pub mod submit;
+pub mod writer;

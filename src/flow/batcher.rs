@@ -1,0 +1,218 @@
+//! The update batcher: many small writes become few large ones, and nobody's write is lost.
+//!
+//! Generic over what is written: it gathers, times and holds back; a [`Writer`] does the transaction. One flush at a
+//! time takes what has gathered. The next starts when the last has ended and enough is there, or somebody waits for
+//! an update, or the oldest has waited long enough. A full channel makes the producers wait.
+
+use crate::{config::Problems, metrics::BatcherMetrics};
+use serde::{Deserialize, Serialize};
+use std::{
+    future::Future,
+    num::NonZeroU32,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// The `[batcher]` section.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Updates that start a flush by themselves.
+    pub max_size: NonZeroU32,
+    /// The longest an update waits for a flush to start.
+    #[serde(with = "humantime_serde")]
+    pub max_interval: Duration,
+    /// Updates that may wait; beyond it their producers wait.
+    pub capacity: NonZeroU32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            max_size: NonZeroU32::new(100).expect("a hundred is not nought"),
+            max_interval: Duration::from_secs(5),
+            capacity: NonZeroU32::new(500).expect("five hundred is not nought"),
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn check(&self, problems: &mut Problems) {
+        problems.unless(
+            self.max_size <= self.capacity,
+            "batcher.capacity",
+            "must be at least batcher.max_size, or a flush of that size can never gather",
+        );
+        problems.unless(!self.max_interval.is_zero(), "batcher.max_interval", "must be above zero");
+    }
+}
+
+/// What a waiting update weighs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight {
+    pub updates: u32,
+    pub bytes: usize,
+    /// Somebody waits for it: the end of a block, a task's outcome.
+    pub waited_for: bool,
+}
+
+/// Writes what has gathered. Returns when it is applied: errors are the writer's to outlast.
+pub trait Writer: Send + 'static {
+    type Update: Send + 'static;
+
+    fn weight(update: &Self::Update) -> Weight;
+    fn write(&mut self, updates: Vec<Self::Update>) -> impl Future<Output = ()> + Send;
+}
+
+/// Payload bytes that may wait beside the count: 500 updates of 1 MB would be half a gigabyte.
+const MAX_BYTES: usize = 64 << 20;
+const KILOBYTE: usize = 1 << 10;
+/// A channel this full is worth a word.
+const NEARLY_FULL: f64 = 0.8;
+const BETWEEN_WARNINGS: Duration = Duration::from_secs(10);
+
+struct Queued<U> {
+    update: U,
+    weight: Weight,
+    since: Instant,
+    /// Given back when a flush takes the update.
+    _room: OwnedSemaphorePermit,
+    _bytes: OwnedSemaphorePermit,
+}
+
+/// Where fibers put their updates.
+#[derive(Debug)]
+pub struct Sender<U> {
+    queue: mpsc::UnboundedSender<Queued<U>>,
+    room: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    capacity: u32,
+    metrics: BatcherMetrics,
+    warned: Arc<Mutex<Option<Instant>>>,
+}
+
+impl<U> Clone for Sender<U> {
+    fn clone(&self) -> Self {
+        Self {
+            queue: self.queue.clone(),
+            room: Arc::clone(&self.room),
+            bytes: Arc::clone(&self.bytes),
+            capacity: self.capacity,
+            metrics: self.metrics.clone(),
+            warned: Arc::clone(&self.warned),
+        }
+    }
+}
+
+/// The batcher has ended; the update is returned. Only possible after every part that feeds it was told to stop.
+#[derive(Debug, thiserror::Error)]
+#[error("the batcher has ended")]
+pub struct Ended<U>(pub U);
+
+impl<U> Sender<U> {
+    /// Puts an update into the channel; waits while it is full.
+    pub async fn send(&self, update: U, weight: Weight) -> Result<(), Ended<U>> {
+        // What is larger than the channel goes through alone rather than never.
+        let updates = weight.updates.clamp(1, self.capacity);
+        let kilobytes = (weight.bytes / KILOBYTE + 1).min(MAX_BYTES / KILOBYTE) as u32;
+        let room = Arc::clone(&self.room).acquire_many_owned(updates).await;
+        let bytes = Arc::clone(&self.bytes).acquire_many_owned(kilobytes).await;
+        let (Ok(room), Ok(bytes)) = (room, bytes) else { return Err(Ended(update)) };
+        self.watch_fullness();
+        let queued = Queued { update, weight, since: Instant::now(), _room: room, _bytes: bytes };
+        self.queue.send(queued).map_err(|refused| Ended(refused.0.update))
+    }
+
+    fn watch_fullness(&self) {
+        let fullness = 1.0 - self.room.available_permits() as f64 / f64::from(self.capacity);
+        self.metrics.channel_fullness.set(fullness);
+        if fullness < NEARLY_FULL {
+            return;
+        }
+        let mut warned = self.warned.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if warned.is_none_or(|last| last.elapsed() > BETWEEN_WARNINGS) {
+            *warned = Some(Instant::now());
+            // A worker that is faster than its database lives here; it is the back-pressure at work.
+            tracing::debug!(fullness, capacity = self.capacity, "the update channel is nearly full");
+        }
+    }
+}
+
+/// The consuming end: gathers and flushes until its senders are gone.
+#[derive(Debug)]
+pub struct Batcher<W: Writer> {
+    config: Config,
+    queue: mpsc::UnboundedReceiver<Queued<W::Update>>,
+    writer: W,
+    metrics: BatcherMetrics,
+}
+
+/// A channel of the configured size with `writer` at its end.
+pub fn channel<W: Writer>(
+    config: &Config,
+    writer: W,
+    metrics: BatcherMetrics,
+) -> (Sender<W::Update>, Batcher<W>) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let sender = Sender {
+        queue: sender,
+        room: Arc::new(Semaphore::new(config.capacity.get() as usize)),
+        bytes: Arc::new(Semaphore::new(MAX_BYTES / KILOBYTE)),
+        capacity: config.capacity.get(),
+        metrics: metrics.clone(),
+        warned: Arc::default(),
+    };
+    (sender, Batcher { config: config.clone(), queue: receiver, writer, metrics })
+}
+
+impl<W: Writer> Batcher<W> {
+    /// Writes what the fibers finish until the last of them has hung up.
+    pub async fn run(mut self) {
+        while let Some(gathered) = self.gather().await {
+            self.flush(gathered).await;
+        }
+    }
+
+    /// What the next flush takes; `None` when the walk is over.
+    async fn gather(&mut self) -> Option<Vec<Queued<W::Update>>> {
+        let mut gathered = vec![self.queue.recv().await?];
+        let deadline = tokio::time::Instant::from_std(gathered[0].since) + self.config.max_interval;
+        loop {
+            while let Ok(more) = self.queue.try_recv() {
+                gathered.push(more);
+            }
+            if self.is_due(&gathered) {
+                return Some(gathered);
+            }
+            match tokio::time::timeout_at(deadline, self.queue.recv()).await {
+                Ok(Some(more)) => gathered.push(more),
+                // Waited long enough, or nobody is left to add anything.
+                Ok(None) | Err(_) => return Some(gathered),
+            }
+        }
+    }
+
+    fn is_due(&self, gathered: &[Queued<W::Update>]) -> bool {
+        let updates: u32 = gathered.iter().map(|queued| queued.weight.updates).sum();
+        updates >= self.config.max_size.get() || gathered.iter().any(|queued| queued.weight.waited_for)
+    }
+
+    async fn flush(&mut self, gathered: Vec<Queued<W::Update>>) {
+        let began = Instant::now();
+        let updates: u32 = gathered.iter().map(|queued| queued.weight.updates).sum();
+        let waited: Vec<(Instant, u32)> = gathered.iter().map(|q| (q.since, q.weight.updates)).collect();
+        // Taking the updates makes room: the fibers fill the channel while this flush is under way.
+        self.writer.write(gathered.into_iter().map(|queued| queued.update).collect()).await;
+        let took = began.elapsed();
+        self.metrics.flush_size.observe(f64::from(updates));
+        self.metrics.flush_seconds.observe(took.as_secs_f64());
+        for (since, _) in waited {
+            self.metrics.update_latency_seconds.observe(since.elapsed().as_secs_f64());
+        }
+        tracing::debug!(updates, took_us = took.as_micros() as u64, "flushed");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! The dispatcher of one queue: claims blocks for its idle fibers, and sleeps when there is nothing.
+
+use super::{fiber::Bench, held::Held};
+use crate::{
+    backoff,
+    config::Problems,
+    periodic::describe,
+    queue,
+    store::{
+        LONGEST_BACKOFF,
+        blocks::{self, Block, BlockError, Priorities, Size, Wanted},
+    },
+    worker_id::WorkerId,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// The `[claim]` section.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Time between two looks for work when nothing wakes the worker.
+    #[serde(with = "humantime_serde")]
+    pub poll_interval: Duration,
+    /// The time one block should take.
+    #[serde(with = "humantime_serde")]
+    pub target_block_time: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { poll_interval: Duration::from_secs(1), target_block_time: Duration::from_millis(500) }
+    }
+}
+
+impl Config {
+    pub(crate) fn check(&self, problems: &mut Problems) {
+        problems.unless(
+            self.poll_interval >= Duration::from_millis(10),
+            "claim.poll_interval",
+            "must be at least 10ms: an idle worker would do nothing but ask",
+        );
+        problems.unless(!self.target_block_time.is_zero(), "claim.target_block_time", "must be above zero");
+    }
+}
+
+/// Blocks of one claim, at most.
+const AT_ONCE: usize = 8;
+/// Every so many claims priority does not count, so that nothing waits for ever.
+const IGNORE_PRIORITY_EVERY: u64 = 16;
+/// A claim whose reply was lost may still be under way; after this long it is not.
+const DOUBTFUL_FOR: Duration = Duration::from_secs(60);
+
+/// Claims for one queue and runs what it claims.
+#[derive(Debug)]
+pub struct Dispatcher {
+    pub queue: String,
+    pub settings: queue::Config,
+    pub config: Config,
+    pub worker: WorkerId,
+    pub bench: Arc<Bench>,
+    /// Somebody submitted to this queue.
+    pub wake: Arc<Notify>,
+    /// Whether outcomes can be written.
+    pub writable: watch::Receiver<bool>,
+}
+
+/// The state of a running dispatcher.
+struct Running {
+    dispatcher: Dispatcher,
+    idle: Arc<Semaphore>,
+    fibers: JoinSet<()>,
+    claims: u64,
+    /// Tokens sent with claims whose reply never came.
+    doubtful: Vec<(Uuid, Instant)>,
+}
+
+impl Dispatcher {
+    /// Works until `stop`; then lets the blocks in hand come to their end.
+    pub async fn run(self, stop: CancellationToken) {
+        let idle = Arc::new(Semaphore::new(self.settings.fibers.get() as usize));
+        let mut running =
+            Running { dispatcher: self, idle, fibers: JoinSet::new(), claims: 0, doubtful: Vec::new() };
+        running.dispatch(&stop).await;
+        running.adopt_last().await;
+        while let Some(ended) = running.fibers.join_next().await {
+            report(ended);
+        }
+    }
+}
+
+impl Running {
+    /// A claim that has begun is finished: what it claimed must be started or given back.
+    async fn dispatch(&mut self, stop: &CancellationToken) {
+        let mut failures = 0;
+        while let Some(permits) = stop.run_until_cancelled(self.idle_fibers()).await {
+            let pause = match self.claim_for(permits).await {
+                Ok(claimed) => {
+                    failures = 0;
+                    if claimed > 0 {
+                        continue;
+                    }
+                    self.dispatcher.config.poll_interval
+                }
+                Err(error) => {
+                    failures += 1;
+                    if failures == 1 {
+                        let queue = &self.dispatcher.queue;
+                        tracing::warn!(queue, error = describe(&error), "cannot claim; trying again");
+                    }
+                    backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, failures)
+                }
+            };
+            // Until somebody submits, or it is time to look again.
+            let woken = tokio::time::timeout(pause, self.dispatcher.wake.notified());
+            if stop.run_until_cancelled(woken).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Before the end: blocks of claims whose reply was lost must not stay behind, owned by nobody's hand.
+    async fn adopt_last(&mut self) {
+        if self.doubtful.is_empty() {
+            return;
+        }
+        let held = self.dispatcher.bench.held.clone();
+        let adopted = match self.dispatcher.bench.store.claims.get().await {
+            Ok(client) => self.adopt(&client, &held).await,
+            Err(error) => Err(error.into()),
+        };
+        match adopted {
+            Ok(blocks) => blocks.into_iter().for_each(|block| self.start(block, None)),
+            Err(error) => tracing::warn!(error = describe(&error), "lost claims are left to the recovery"),
+        }
+    }
+
+    /// Waits until a fiber is idle and outcomes can be written; takes as many idle fibers as there are.
+    async fn idle_fibers(&mut self) -> Vec<OwnedSemaphorePermit> {
+        while let Some(ended) = self.fibers.try_join_next() {
+            report(ended);
+        }
+        // The gate's other end lives in the batcher; without it there is nothing to claim for.
+        if self.dispatcher.writable.wait_for(|open| *open).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        let Ok(first) = Arc::clone(&self.idle).acquire_owned().await else {
+            return std::future::pending().await;
+        };
+        let mut permits = vec![first];
+        while permits.len() < AT_ONCE
+            && let Ok(more) = Arc::clone(&self.idle).try_acquire_owned()
+        {
+            permits.push(more);
+        }
+        permits
+    }
+
+    /// Claims a block for every permit and starts it. Returns how many there were.
+    async fn claim_for(&mut self, mut permits: Vec<OwnedSemaphorePermit>) -> Result<usize, BlockError> {
+        let claimed = self.claim(permits.len()).await?;
+        let count = claimed.len();
+        self.dispatcher.bench.metrics.blocks.inc_by(count as u64);
+        for block in claimed {
+            self.start(block, permits.pop());
+        }
+        Ok(count)
+    }
+
+    fn start(&mut self, block: Block, permit: Option<OwnedSemaphorePermit>) {
+        let bench = Arc::clone(&self.dispatcher.bench);
+        self.fibers.spawn(async move {
+            bench.run(block).await;
+            drop(permit);
+        });
+    }
+
+    async fn claim(&mut self, count: usize) -> Result<Vec<Block>, BlockError> {
+        let client = self.dispatcher.bench.store.claims.get().await?;
+        let held = self.dispatcher.bench.held.clone();
+        let mut claimed = self.adopt(&client, &held).await?;
+        if claimed.len() >= count {
+            return Ok(claimed);
+        }
+        self.claims += 1;
+        let by_turns = [Kind::Free, Kind::Fresh];
+        let order = if self.claims.is_multiple_of(2) { by_turns } else { [Kind::Fresh, Kind::Free] };
+        for (place, kind) in order.into_iter().enumerate() {
+            let missing = count - claimed.len();
+            if missing == 0 {
+                break;
+            }
+            let priorities = match place {
+                _ if self.claims.is_multiple_of(IGNORE_PRIORITY_EVERY) => Priorities::Ignored,
+                0 => Priorities::NotBehindTheOther,
+                _ => Priorities::Best,
+            };
+            claimed.extend(self.claim_kind(&client, &held, kind, missing, priorities).await?);
+        }
+        Ok(claimed)
+    }
+
+    async fn claim_kind(
+        &mut self,
+        client: &deadpool_postgres::Object,
+        held: &Held,
+        kind: Kind,
+        count: usize,
+        priorities: Priorities,
+    ) -> Result<Vec<Block>, BlockError> {
+        let dispatcher = &self.dispatcher;
+        let commands = dispatcher.bench.handlers.commands();
+        let size = |command: &String| {
+            let (target, largest) =
+                (dispatcher.config.target_block_time, dispatcher.settings.block_size.get());
+            dispatcher.bench.pace.size(command, target, largest)
+        };
+        let sizes: Vec<Size> = commands.iter().map(size).collect();
+        let tokens = held.announce(count);
+        let wanted = Wanted {
+            queue: &dispatcher.queue,
+            worker: dispatcher.worker.as_str(),
+            tokens: &tokens,
+            commands: &commands,
+            sizes: &sizes,
+            fibers: dispatcher.settings.fibers.get() as i32,
+        };
+        let claimed = match kind {
+            Kind::Fresh => blocks::carve(client, &wanted, priorities).await,
+            Kind::Free => blocks::take(client, &wanted, priorities).await,
+        };
+        if claimed.is_err() {
+            // The statement may have committed without our knowing; the tokens stay announced.
+            self.doubtful.extend(tokens.iter().map(|token| (*token, Instant::now())));
+        }
+        let claimed = claimed?;
+        held.settle(&tokens, &claimed.iter().map(|block| block.reference).collect::<Vec<_>>());
+        Ok(claimed)
+    }
+
+    /// Blocks of claims whose reply was lost are ours all the same.
+    async fn adopt(
+        &mut self,
+        client: &deadpool_postgres::Object,
+        held: &Held,
+    ) -> Result<Vec<Block>, BlockError> {
+        if self.doubtful.is_empty() {
+            return Ok(Vec::new());
+        }
+        let tokens: Vec<Uuid> = self.doubtful.iter().map(|(token, _)| *token).collect();
+        let found = blocks::find(client, &tokens).await?;
+        let references: Vec<_> = found.iter().map(|block| block.reference).collect();
+        held.settle(&[], &references);
+        let is_found = |token: &Uuid| references.iter().any(|reference| reference.token == *token);
+        self.doubtful.retain(|(token, since)| {
+            let keep = !is_found(token) && since.elapsed() < DOUBTFUL_FOR;
+            if !keep && !is_found(token) {
+                held.forget(*token);
+            }
+            keep
+        });
+        if !found.is_empty() {
+            tracing::info!(
+                queue = self.dispatcher.queue,
+                blocks = found.len(),
+                "adopted blocks of a claim whose reply was lost"
+            );
+        }
+        Ok(found)
+    }
+}
+
+/// The two kinds of work a queue has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Free,
+    Fresh,
+}
+
+fn report(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "a fiber panicked; its block will be recovered");
+    }
+}

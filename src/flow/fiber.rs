@@ -1,0 +1,322 @@
+//! A fiber: runs the rows of one block, one after the other, and hands over their outcomes.
+
+use super::{
+    batcher::{Sender, Writer},
+    held::{Cancel, Held},
+    pace::Pace,
+    writer::{BlockUpdate, OutcomeWriter},
+};
+use crate::{
+    backoff, handler,
+    handler::{Entry, Outcome, Registry, RowCall},
+    json::Json,
+    metrics::Metrics,
+    periodic::describe,
+    store::{
+        LONGEST_BACKOFF, Store,
+        blocks::{self, BatchFacts, Block, BlockError, InputRow},
+        flush::{Close, RowWrite, Verdict},
+    },
+};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tokio_util::sync::CancellationToken;
+
+/// Input that a fiber has in memory at a time, give or take a row.
+const PAGE_BYTES: usize = 4 << 20;
+/// Rows of an unknown size are read carefully at first.
+const FIRST_PAGE: usize = 64;
+/// Outcomes handed over together; slow rows are handed over as they come.
+const CHUNK: usize = 100;
+const CHUNK_AGE: Duration = Duration::from_millis(100);
+
+/// Everything a fiber needs; shared by all of them.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    pub store: Store,
+    pub handlers: Registry,
+    pub outcomes: Sender<BlockUpdate>,
+    pub held: Held,
+    pub pace: Pace,
+    pub retry: backoff::Config,
+    pub metrics: Metrics,
+    /// Give back what is running, now.
+    pub now: CancellationToken,
+    pub facts: FactsCache,
+}
+
+/// What blocks of the same batch share, asked once.
+#[derive(Clone, Debug, Default)]
+pub struct FactsCache(Arc<Mutex<HashMap<i64, Arc<BatchFacts>>>>);
+
+/// Batches a cache remembers; more at a time in one worker means asking again now and then.
+const REMEMBERED: usize = 1_000;
+
+/// How the work on a block came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Every row was run.
+    Whole,
+    /// The rest goes back, nothing charged.
+    GiveBack,
+    /// The batch is being aborted: the rest is dropped.
+    Aborted,
+    /// Somebody else has the block.
+    Fenced,
+}
+
+impl Bench {
+    /// Runs a block to its end and hands over its close.
+    pub async fn run(&self, block: Block) {
+        let Some(entry) = self.handlers.get(&block.command).cloned() else {
+            // The claim asks for our commands only; a block of another is a bug, and goes back unharmed.
+            tracing::error!(command = block.command, "claimed a block of a command that is not ours");
+            return self
+                .close(&block, Close { give_back: block.open_lines(block.first), ..Close::default() })
+                .await;
+        };
+        let cancel = self.held.cancel_of(block.reference.token);
+        let Some(facts) = self.facts_of(&block, &cancel).await else {
+            return self
+                .close(&block, Close { give_back: block.open_lines(block.first), ..Close::default() })
+                .await;
+        };
+        let mut work = Work {
+            bench: self,
+            block: &block,
+            entry: &entry,
+            facts: &facts,
+            cancel: &cancel,
+            chunk: Vec::new(),
+            chunk_began: Instant::now(),
+            close: Close::default(),
+            next_line: block.first,
+        };
+        let end = work.run().await;
+        work.finish(end).await;
+    }
+
+    async fn close(&self, block: &Block, close: Close) {
+        self.hand_over(BlockUpdate { block: block.reference, rows: Vec::new(), close: Some(close) }).await;
+    }
+
+    async fn hand_over(&self, update: BlockUpdate) {
+        let weight = OutcomeWriter::weight(&update);
+        if let Err(ended) = self.outcomes.send(update, weight).await {
+            // Only when the batcher was abandoned at the end of the grace: recovery finds the block.
+            tracing::error!(token = %ended.0.block.token, "outcomes could not be handed over");
+        }
+    }
+
+    /// Asks until there is an answer; `None` when the work is to be given up meanwhile.
+    async fn facts_of(&self, block: &Block, cancel: &Cancel) -> Option<Arc<BatchFacts>> {
+        let batch = block.reference.batch;
+        if let Some(facts) = self.facts.get(batch) {
+            return Some(facts);
+        }
+        let found = self
+            .patiently(cancel, "batch", || async {
+                blocks::facts(&self.store.general.get().await?, batch).await
+            })
+            .await??;
+        let facts = Arc::new(found);
+        self.facts.keep(batch, Arc::clone(&facts));
+        Some(facts)
+    }
+
+    /// Repeats a read until it succeeds. `None`: told to give up first.
+    async fn patiently<T, F>(&self, cancel: &Cancel, what: &'static str, read: impl Fn() -> F) -> Option<T>
+    where
+        F: Future<Output = Result<T, BlockError>>,
+    {
+        let mut tries = 0;
+        loop {
+            match read().await {
+                Ok(found) => return Some(found),
+                Err(error) => {
+                    tries += 1;
+                    if tries == 1 {
+                        tracing::warn!(what, error = describe(&error), "could not be read; trying again");
+                    }
+                    let wait = backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries);
+                    tokio::select! {
+                        () = tokio::time::sleep(wait) => {}
+                        _ = interrupted(cancel, &self.now) => return None,
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl FactsCache {
+    fn get(&self, batch: i64) -> Option<Arc<BatchFacts>> {
+        self.lock().get(&batch).cloned()
+    }
+
+    fn keep(&self, batch: i64, facts: Arc<BatchFacts>) {
+        let mut cache = self.lock();
+        if cache.len() >= REMEMBERED {
+            cache.clear();
+        }
+        cache.insert(batch, facts);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Arc<BatchFacts>>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+async fn interrupted(cancel: &Cancel, now: &CancellationToken) -> End {
+    tokio::select! {
+        biased;
+        () = cancel.fenced.cancelled() => End::Fenced,
+        () = cancel.aborted.cancelled() => End::Aborted,
+        () = now.cancelled() => End::GiveBack,
+    }
+}
+
+/// A block being worked on.
+struct Work<'a> {
+    bench: &'a Bench,
+    block: &'a Block,
+    entry: &'a Entry,
+    facts: &'a BatchFacts,
+    cancel: &'a Cancel,
+    chunk: Vec<RowWrite>,
+    chunk_began: Instant,
+    close: Close,
+    /// The first line that has not been run.
+    next_line: i32,
+}
+
+impl Work<'_> {
+    async fn run(&mut self) -> End {
+        let mut limit = FIRST_PAGE.max(self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES));
+        loop {
+            let Some(page) = self.read_page(limit).await else {
+                return interrupted(self.cancel, &self.bench.now).await;
+            };
+            let bytes: usize = page.iter().map(|row| row.input.len()).sum();
+            self.bench.pace.saw_rows(self.block.reference.batch, page.len(), bytes);
+            let was_last = page.len() < limit && bytes < PAGE_BYTES;
+            let began = Instant::now();
+            let count = page.len();
+            for row in page {
+                if let Some(end) = self.run_row(row).await {
+                    return end;
+                }
+            }
+            self.bench.pace.saw_work(&self.block.command, count, began.elapsed());
+            if was_last || self.next_line > self.block.last {
+                return End::Whole;
+            }
+            limit = FIRST_PAGE.max(self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES));
+        }
+    }
+
+    async fn read_page(&self, limit: usize) -> Option<Vec<InputRow>> {
+        let (store, block, from) = (&self.bench.store, self.block, self.next_line);
+        self.bench
+            .patiently(self.cancel, "rows", || async {
+                blocks::read_rows(&store.general.get().await?, block, from, limit, PAGE_BYTES).await
+            })
+            .await
+    }
+
+    /// Runs one row; `Some` when the block is to be given up.
+    async fn run_row(&mut self, row: InputRow) -> Option<End> {
+        let timeout = self.facts.row_timeout.unwrap_or(self.entry.config.timeout);
+        let call = RowCall {
+            batch: self.block.reference.batch,
+            line: row.line,
+            input: &row.input,
+            context: &self.facts.context,
+            attempt: self.block.attempt,
+        };
+        let outcome = tokio::select! {
+            biased;
+            end = interrupted(self.cancel, &self.bench.now) => return Some(end),
+            outcome = handler::run_row(&*self.entry.handler, call, timeout) => outcome,
+        };
+        self.next_line = row.line + 1;
+        self.take_down(row.line, outcome);
+        if self.chunk.len() >= CHUNK || self.chunk_began.elapsed() >= CHUNK_AGE {
+            self.hand_over_chunk().await;
+        }
+        None
+    }
+
+    fn take_down(&mut self, line: i32, outcome: Outcome) {
+        if self.chunk.is_empty() {
+            self.chunk_began = Instant::now();
+        }
+        let attempt = self.block.attempt;
+        let (verdict, outputs) = match outcome {
+            Outcome::Succeeded(done) => (Verdict::Succeeded(done.result), outputs_json(&done.outputs)),
+            Outcome::Failed(error) => (Verdict::Failed(storable(error)), None),
+            Outcome::Retry { after, .. } if attempt < self.max_attempts() => {
+                let wait = after.unwrap_or_else(|| self.bench.retry.delay(attempt as u32));
+                self.close.retry.push(line);
+                self.close.retry_after = self.close.retry_after.max(wait);
+                return;
+            }
+            Outcome::Retry { error, .. } => (Verdict::Failed(storable(error)), None),
+        };
+        self.chunk.push(RowWrite { line, attempt, verdict, outputs });
+    }
+
+    fn max_attempts(&self) -> i32 {
+        self.facts.max_attempts.unwrap_or(self.bench.retry.max_attempts.get() as i32)
+    }
+
+    async fn hand_over_chunk(&mut self) {
+        if self.chunk.is_empty() {
+            return;
+        }
+        let rows = std::mem::take(&mut self.chunk);
+        self.bench.hand_over(BlockUpdate { block: self.block.reference, rows, close: None }).await;
+    }
+
+    async fn finish(mut self, end: End) {
+        match end {
+            End::Whole => {}
+            End::GiveBack => self.close.give_back = self.block.open_lines(self.next_line),
+            // Rows without a result are aborted by derivation; another try of any would only be in the way.
+            End::Aborted => self.close.retry.clear(),
+            End::Fenced => return self.bench.held.forget(self.block.reference.token),
+        }
+        let rows = std::mem::take(&mut self.chunk);
+        let close = Some(std::mem::take(&mut self.close));
+        self.bench.hand_over(BlockUpdate { block: self.block.reference, rows, close }).await;
+    }
+}
+
+/// Output text by file name. Text for the same file is joined in the order it was given.
+fn outputs_json(outputs: &[(String, String)]) -> Option<Json> {
+    if outputs.is_empty() {
+        return None;
+    }
+    let mut by_name: std::collections::BTreeMap<&str, String> = std::collections::BTreeMap::new();
+    for (name, text) in outputs {
+        by_name.entry(name).or_default().push_str(text);
+    }
+    Json::of(&by_name).ok()
+}
+
+/// PostgreSQL's text has no NUL; the rest of a message is still worth keeping. Very long ones are cut.
+fn storable(mut error: String) -> String {
+    const LONGEST: usize = 8 << 10;
+    if error.contains('\0') {
+        error = error.replace('\0', "\u{fffd}");
+    }
+    if error.len() > LONGEST {
+        let end = (0..=LONGEST).rev().find(|at| error.is_char_boundary(*at)).unwrap_or(0);
+        error.truncate(end);
+        error.push('…');
+    }
+    error
+}

@@ -1,0 +1,120 @@
+//! Handlers for demos, tests and benchmarks: noop, sleep, echo, fail.
+
+use super::{Config, Done, Handler, Outcome, RowCall};
+use crate::json::Json;
+use futures::{FutureExt, future::BoxFuture};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Which {
+    /// Succeeds at once.
+    Noop,
+    /// Waits, then succeeds.
+    Sleep,
+    /// The result is the input.
+    Echo,
+    /// Fails a share of the rows.
+    Fail,
+}
+
+impl Which {
+    pub(super) fn named(name: &str) -> Option<Self> {
+        match name {
+            "noop" => Some(Self::Noop),
+            "sleep" => Some(Self::Sleep),
+            "echo" => Some(Self::Echo),
+            "fail" => Some(Self::Fail),
+            _ => None,
+        }
+    }
+}
+
+/// The ways in which `fail` fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Failure {
+    /// An error: a failed try, with further ones up to `retry.max_attempts`.
+    #[default]
+    Error,
+    /// An outcome `failed`: no further try.
+    Final,
+    /// A panic inside the handler.
+    Panic,
+    /// The whole process dies.
+    Abort,
+    /// A success whose result PostgreSQL cannot store.
+    Unstorable,
+}
+
+#[derive(Debug)]
+pub struct Builtin {
+    which: Which,
+    duration: Duration,
+    rate: f64,
+    failure: Failure,
+    retry_after: Option<Duration>,
+    output: Option<String>,
+}
+
+impl Builtin {
+    pub(super) fn new(name: &str, config: &Config) -> Self {
+        let which = config.builtin.or(Which::named(name)).unwrap_or(Which::Noop);
+        let usual = if which == Which::Sleep { Duration::from_secs(1) } else { Duration::ZERO };
+        Self {
+            which,
+            duration: config.duration.unwrap_or(usual),
+            rate: config.rate.unwrap_or(1.0),
+            failure: config.failure.unwrap_or_default(),
+            retry_after: config.retry_after,
+            output: config.output.clone(),
+        }
+    }
+
+    fn answer(&self, call: &RowCall<'_>) -> Outcome {
+        match self.which {
+            Which::Fail if chosen(call, self.rate) => self.fail(),
+            Which::Echo => self.done(call, Some(call.input.clone())),
+            Which::Noop | Which::Sleep | Which::Fail => self.done(call, None),
+        }
+    }
+
+    fn done(&self, call: &RowCall<'_>, result: Option<Json>) -> Outcome {
+        let line = |name: &String| (name.clone(), format!("{}\n", call.input.text()));
+        Outcome::Succeeded(Done { result, outputs: self.output.iter().map(line).collect() })
+    }
+
+    fn fail(&self) -> Outcome {
+        let error = "the builtin handler `fail` was asked to fail this row".to_owned();
+        match self.failure {
+            Failure::Error => Outcome::Retry { error, after: self.retry_after },
+            Failure::Final => Outcome::Failed(error),
+            Failure::Panic => panic!("{error}"),
+            Failure::Abort => std::process::abort(),
+            Failure::Unstorable => {
+                Outcome::Succeeded(Done { result: Some(Json::from_text(r#""\u0000""#)), outputs: Vec::new() })
+            }
+        }
+    }
+}
+
+impl Handler for Builtin {
+    fn row<'a>(&'a self, call: RowCall<'a>) -> BoxFuture<'a, Outcome> {
+        async move {
+            if !self.duration.is_zero() {
+                tokio::time::sleep(self.duration).await;
+            }
+            self.answer(&call)
+        }
+        .boxed()
+    }
+}
+
+/// Whether this row is among the share that fails: the same rows at every try and in every process.
+fn chosen(call: &RowCall<'_>, rate: f64) -> bool {
+    let mut mixed = (call.batch as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (call.line as u64);
+    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+    mixed ^= mixed >> 33;
+    (mixed as f64 / u64::MAX as f64) < rate || rate >= 1.0
+}

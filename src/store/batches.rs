@@ -1,0 +1,245 @@
+//! Batches: counted, finished, looked at.
+
+use deadpool_postgres::Object;
+use serde::Serialize;
+use tokio_postgres::{Client, Error, GenericClient, Row};
+
+/// A batch in which nothing can change any more, counted from its results in the same snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    pub id: i64,
+    pub generation: i32,
+    pub rows: i32,
+    pub succeeded: i32,
+    pub failed: i32,
+}
+
+/// What one look at a scope found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Over, and not finished yet.
+    Closed(Closed),
+    /// A task with children: the completing transaction does its own counting.
+    Parent,
+    /// Still going on, or finished already.
+    Nothing,
+}
+
+/// Whether a scope is over. One statement, one snapshot: a batch that is closed in it stays closed, and its count
+/// right, unless its generation or its number of rows changes.
+pub async fn look(client: &Object, id: i64) -> Result<Look, Error> {
+    const SQL: &str = "WITH b AS MATERIALIZED (
+            SELECT b.id, b.generation, b.rows
+              FROM musterd.batches b
+             WHERE b.id = $1 AND b.summarized_at IS NULL
+               AND (b.aborting OR (b.open AND b.next_line > b.rows))
+               AND NOT EXISTS (SELECT FROM musterd.blocks k
+                                WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting)))
+        SELECT b.id, b.generation, b.rows,
+               (SELECT pg_catalog.count(*)::int FROM musterd.results r
+                 WHERE r.batch_id = b.id AND r.state = 'succeeded') AS succeeded,
+               (SELECT pg_catalog.count(*)::int FROM musterd.results r
+                 WHERE r.batch_id = b.id AND r.state = 'failed') AS failed,
+               false AS parent
+          FROM b
+        UNION ALL
+        SELECT t.id, 0, 0, 0, 0, true
+          FROM musterd.tasks t
+         WHERE t.id = $1 AND t.state = 'waiting'";
+    let statement = client.prepare_cached(SQL).await?;
+    Ok(match client.query_opt(&statement, &[&id]).await? {
+        None => Look::Nothing,
+        Some(row) if row.get("parent") => Look::Parent,
+        Some(row) => Look::Closed(Closed {
+            id: row.get("id"),
+            generation: row.get("generation"),
+            rows: row.get("rows"),
+            succeeded: row.get("succeeded"),
+            failed: row.get("failed"),
+        }),
+    })
+}
+
+/// The answer of the completing transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// This call finished the scope.
+    Completed,
+    /// Another worker holds the scope's lock: it may be looking at an older state. Try again.
+    Locked,
+    /// The count was of another state of the batch. Count again.
+    Stale,
+    /// Not over.
+    Open,
+    /// Finished before.
+    Ended,
+    Missing,
+}
+
+/// Finishes a scope, exactly once, in a transaction of its own.
+pub async fn complete(client: &mut Object, id: i64, closed: Option<&Closed>) -> Result<Completion, Error> {
+    const SQL: &str = "SELECT musterd.complete_scope($1, $2, $3, $4, $5, NULL::jsonb)";
+    let statement = client.prepare_cached(SQL).await?;
+    let transaction = client
+        .build_transaction()
+        .isolation_level(tokio_postgres::IsolationLevel::ReadCommitted)
+        .start()
+        .await?;
+    let (generation, rows) = (closed.map(|c| c.generation), closed.map(|c| c.rows));
+    let (succeeded, failed) = (closed.map(|c| c.succeeded), closed.map(|c| c.failed));
+    let row = transaction.query_one(&statement, &[&id, &generation, &rows, &succeeded, &failed]).await?;
+    let answer = match row.get::<_, &str>(0) {
+        "completed" => Completion::Completed,
+        "locked" => Completion::Locked,
+        "stale" => Completion::Stale,
+        "open" => Completion::Open,
+        "ended" => Completion::Ended,
+        _ => Completion::Missing,
+    };
+    match answer {
+        Completion::Completed => transaction.commit().await?,
+        // Nothing was changed: no empty transaction is committed.
+        _ => transaction.rollback().await?,
+    }
+    Ok(answer)
+}
+
+/// Of these scopes, those that are over and not finished, and those that have used up their budget of failures.
+pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<i64>, Vec<OverBudget>), Error> {
+    const SQL: &str = "SELECT b.id, NULL::text AS budget
+          FROM musterd.batches b
+         WHERE b.id = ANY ($1) AND b.summarized_at IS NULL AND (b.aborting OR (b.open AND b.next_line > b.rows))
+           AND NOT EXISTS (SELECT FROM musterd.blocks k
+                            WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting))
+        UNION ALL
+        SELECT t.id, NULL FROM musterd.tasks t WHERE t.id = ANY ($1) AND t.state = 'waiting'
+        UNION ALL
+        SELECT b.id, b.on_budget
+          FROM musterd.batches b
+         WHERE b.id = ANY ($1) AND b.open AND b.on_budget IS NOT NULL
+           AND (SELECT COALESCE(pg_catalog.sum(t.failed), 0) FROM musterd.tallies t WHERE t.batch_id = b.id)
+               > COALESCE(pg_catalog.floor(b.rows * b.max_failed_percent / 100), b.max_failed)";
+    let statement = client.prepare_cached(SQL).await?;
+    let (mut over, mut spent) = (Vec::new(), Vec::new());
+    for row in client.query(&statement, &[&ids]).await? {
+        let id: i64 = row.get(0);
+        match row.get::<_, Option<&str>>(1) {
+            None => over.push(id),
+            Some("abort") => spent.push(OverBudget { id, action: BudgetAction::Abort }),
+            Some(_) => spent.push(OverBudget { id, action: BudgetAction::Hold }),
+        }
+    }
+    Ok((over, spent))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverBudget {
+    pub id: i64,
+    pub action: BudgetAction,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BudgetAction {
+    Hold,
+    Abort,
+}
+
+/// Does to a batch what it asked for once too many of its rows had failed.
+pub async fn apply_budget(client: &Object, over: OverBudget) -> Result<(), Error> {
+    let sql = match over.action {
+        BudgetAction::Hold => "SELECT musterd.hold($1)",
+        BudgetAction::Abort => "SELECT musterd.abort($1)",
+    };
+    client.query(sql, &[&over.id]).await.map(|_| ())
+}
+
+/// Every scope that is over and was not finished: what the sweep is for.
+pub async fn unfinished(client: &Object) -> Result<Vec<i64>, Error> {
+    const SQL: &str = "SELECT b.id
+          FROM musterd.batches b
+         WHERE b.summarized_at IS NULL AND (b.aborting OR (b.open AND b.next_line > b.rows))
+           AND NOT EXISTS (SELECT FROM musterd.blocks k
+                            WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting))
+        UNION ALL
+        SELECT p.id
+          FROM musterd.tasks p
+         WHERE p.state = 'waiting'
+           AND NOT EXISTS (SELECT FROM musterd.tasks c
+                            WHERE c.parent_id = p.id AND c.state NOT IN ('succeeded', 'failed', 'aborted'))";
+    let rows = client.query(SQL, &[]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// A batch as people see it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Progress {
+    pub id: i64,
+    pub state: String,
+    pub command: String,
+    pub queue: String,
+    pub priority: i32,
+    pub rows: i32,
+    pub queued: i32,
+    pub running: i32,
+    pub succeeded: i32,
+    pub failed: i32,
+    pub aborted: i32,
+    pub generation: i32,
+    pub parent_id: Option<i64>,
+    pub created_at: jiff::Timestamp,
+    pub finished_at: Option<jiff::Timestamp>,
+    pub outputs: Option<crate::json::Json>,
+}
+
+impl Progress {
+    fn read(row: &Row) -> Self {
+        Self {
+            id: row.get("id"),
+            state: row.get("state"),
+            command: row.get("command"),
+            queue: row.get("queue"),
+            priority: row.get("priority"),
+            rows: row.get("rows"),
+            queued: row.get("queued"),
+            running: row.get("running"),
+            succeeded: row.get("succeeded"),
+            failed: row.get("failed"),
+            aborted: row.get("aborted"),
+            generation: row.get("generation"),
+            parent_id: row.get("parent_id"),
+            created_at: row.get("created_at"),
+            finished_at: row.get("finished_at"),
+            outputs: row.get("outputs"),
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        matches!(self.state.as_str(), "succeeded" | "failed" | "aborted")
+    }
+
+    pub fn done(&self) -> i32 {
+        self.succeeded + self.failed + self.aborted
+    }
+}
+
+/// State and counts, from tallies while the batch runs: the cost does not depend on its rows.
+pub async fn progress(client: &impl GenericClient, id: i64) -> Result<Option<Progress>, Error> {
+    const SQL: &str =
+        "SELECT id, state::text, command, queue, priority, rows, queued, running, succeeded, failed, aborted,
+               generation, parent_id, created_at, finished_at, outputs
+          FROM musterd.batch_progress WHERE id = $1";
+    Ok(client.query_opt(SQL, &[&id]).await?.map(|row| Progress::read(&row)))
+}
+
+/// The parent of a task that has one.
+pub async fn parent_of(client: &Object, id: i64) -> Result<Option<i64>, Error> {
+    let row = client.query_opt("SELECT parent_id FROM musterd.tasks WHERE id = $1", &[&id]).await?;
+    Ok(row.and_then(|row| row.get(0)))
+}
+
+/// Batches of `ids` that are being aborted: for a worker that may have missed the notification.
+pub async fn aborting(client: &Client, ids: &[i64]) -> Result<Vec<i64>, Error> {
+    let rows =
+        client.query("SELECT id FROM musterd.batches WHERE id = ANY ($1) AND aborting", &[&ids]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}

@@ -1,0 +1,74 @@
+//! Whose fault an error of PostgreSQL is: decided by SQLSTATE, never by text.
+
+use tokio_postgres::Error;
+
+/// What to do about an error of one of our own statements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A value of one row cannot be stored: find the row.
+    Row,
+    /// The schema or the rights are wrong: blame no row, keep everything, call a person.
+    Systemic,
+    /// The connection, a resource or a conflict: the same thing again, later.
+    Transient,
+}
+
+pub fn of(error: &Error) -> Fault {
+    match error.code() {
+        Some(state) => of_sqlstate(state.code()),
+        // No SQLSTATE: either the connection broke, or we could not even say what we wanted.
+        None if error.is_closed() || caused_by_io(error) => Fault::Transient,
+        None => Fault::Systemic,
+    }
+}
+
+fn of_sqlstate(state: &str) -> Fault {
+    match state {
+        "40001" | "40P01" | "55P03" | "57014" => Fault::Transient,
+        // Read-only: a standby being promoted, or a disk being saved. It passes.
+        "25006" => Fault::Transient,
+        "23503" => Fault::Systemic,
+        "2D000" | "P0001" => Fault::Row,
+        _ => match state.get(..2).unwrap_or_default() {
+            "08" | "53" | "57" | "58" | "26" | "XX" | "F0" => Fault::Transient,
+            "42" | "28" | "3D" | "3F" | "0A" | "25" | "2B" => Fault::Systemic,
+            _ => Fault::Row,
+        },
+    }
+}
+
+fn caused_by_io(error: &Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        if inner.is::<std::io::Error>() {
+            return true;
+        }
+        cause = inner.source();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_has_its_culprit() {
+        let expected = [
+            (
+                Fault::Row,
+                &["22P05", "22P02", "22003", "23514", "23502", "23505", "54000", "21000", "P0001", "ZZ999"][..],
+            ),
+            (Fault::Systemic, &["42P01", "42703", "42501", "23503", "28000", "3F000"][..]),
+            (
+                Fault::Transient,
+                &["40001", "40P01", "55P03", "57014", "57P01", "08006", "53100", "53300", "25006", "XX000"][..],
+            ),
+        ];
+        for (fault, states) in expected {
+            for state in states {
+                assert_eq!(of_sqlstate(state), fault, "{state}");
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! One flush: outcomes, tallies and closed blocks in one transaction, guarded by the token of every block.
+
+use super::blocks::BlockRef;
+use crate::{failpoint, json::Json};
+use deadpool_postgres::Object;
+use std::{collections::HashMap, time::Duration};
+use tokio_postgres::{Error, Row};
+use uuid::Uuid;
+
+/// The outcome of one row, as it will be stored.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowWrite {
+    pub line: i32,
+    pub attempt: i32,
+    pub verdict: Verdict,
+    /// Text for output files, as a JSON object by file name.
+    pub outputs: Option<Json>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    Succeeded(Option<Json>),
+    Failed(String),
+}
+
+/// The end of a block: which of its lines come back.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Close {
+    pub retry: Vec<i32>,
+    pub retry_after: Duration,
+    /// Not started: no attempt is charged.
+    pub give_back: Vec<i32>,
+}
+
+/// What one flush writes for one block.
+#[derive(Clone, Debug)]
+pub struct BlockWrite {
+    pub block: BlockRef,
+    pub rows: Vec<RowWrite>,
+    pub close: Option<Close>,
+}
+
+/// What really changed for one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// The block was held; so many outcomes were new.
+    Held { succeeded: u64, failed: u64 },
+    /// Somebody else has it now: nothing was written.
+    NotHeld,
+}
+
+const LOCK: &str = "SELECT b.id
+      FROM musterd.blocks b
+      JOIN ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[])) AS u (id, token)
+        ON u.id = b.id AND u.token = b.token
+     ORDER BY b.id
+       FOR UPDATE OF b";
+const RESULTS: &str = include_str!("sql/results.sql");
+const CLOSE: &str = include_str!("sql/close.sql");
+
+/// Writes `blocks`, all or nothing. The answer says block by block whether it was still held.
+pub async fn write_if_held(client: &Object, blocks: &[BlockWrite]) -> Result<Vec<Written>, Error> {
+    let (lock, results, close) = tokio::try_join!(
+        client.prepare_cached(LOCK),
+        client.prepare_cached(RESULTS),
+        client.prepare_cached(CLOSE),
+    )?;
+    let (ids, tokens): (Vec<i64>, Vec<Uuid>) = blocks.iter().map(|b| (b.block.id, b.block.token)).unzip();
+    let rows = RowColumns::of(blocks);
+    let ends = CloseColumns::of(blocks);
+
+    // Sent in one go and answered in order: a round trip for the transaction, not for each statement. A statement
+    // that fails makes the server refuse those behind it, and the COMMIT a rollback.
+    failpoint!("flush.begin");
+    let begin = client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED");
+    let lock_params: Params<'_, 2> = [&ids, &tokens];
+    let row_params: Params<'_, 9> = [
+        &ids,
+        &tokens,
+        &rows.slot,
+        &rows.line,
+        &rows.attempt,
+        &rows.ok,
+        &rows.result,
+        &rows.error,
+        &rows.outputs,
+    ];
+    let close_params: Params<'_, 6> =
+        [&ends.id, &ends.token, &ends.wait, &ends.slot, &ends.retry, &ends.line];
+    let close = async {
+        match ends.id.is_empty() {
+            true => Ok(0),
+            false => client.execute(&close, &close_params).await,
+        }
+    };
+    let (begun, locked, stored, closed, committed) = tokio::join!(
+        biased;
+        begin,
+        client.query(&lock, &lock_params),
+        client.query(&results, &row_params),
+        close,
+        client.batch_execute("COMMIT"),
+    );
+    begun?;
+    locked?;
+    let stored = stored?;
+    closed?;
+    committed?;
+    failpoint!("flush.committed");
+    Ok(answers(blocks, &stored))
+}
+
+type Params<'a, const N: usize> = [&'a (dyn tokio_postgres::types::ToSql + Sync); N];
+
+fn answers(blocks: &[BlockWrite], stored: &[Row]) -> Vec<Written> {
+    let counted: HashMap<Uuid, (i32, i32)> =
+        stored.iter().map(|row| (row.get(0), (row.get(1), row.get(2)))).collect();
+    let answer = |block: &BlockWrite| match counted.get(&block.block.token) {
+        Some(&(succeeded, failed)) => Written::Held { succeeded: succeeded as u64, failed: failed as u64 },
+        None => Written::NotHeld,
+    };
+    blocks.iter().map(answer).collect()
+}
+
+/// The rows of all blocks as one array per column, for `unnest`.
+#[derive(Default)]
+struct RowColumns<'a> {
+    slot: Vec<i32>,
+    line: Vec<i32>,
+    attempt: Vec<i32>,
+    ok: Vec<bool>,
+    result: Vec<Option<&'a Json>>,
+    error: Vec<Option<&'a str>>,
+    outputs: Vec<Option<&'a Json>>,
+}
+
+impl<'a> RowColumns<'a> {
+    fn of(blocks: &'a [BlockWrite]) -> Self {
+        let mut columns = Self::default();
+        for (index, block) in blocks.iter().enumerate() {
+            for row in &block.rows {
+                columns.slot.push(slot(index));
+                columns.line.push(row.line);
+                columns.attempt.push(row.attempt);
+                columns.outputs.push(row.outputs.as_ref());
+                let (ok, result, error) = match &row.verdict {
+                    Verdict::Succeeded(result) => (true, result.as_ref(), None),
+                    Verdict::Failed(error) => (false, None, Some(error.as_str())),
+                };
+                columns.ok.push(ok);
+                columns.result.push(result);
+                columns.error.push(error);
+            }
+        }
+        columns
+    }
+}
+
+/// The blocks that end, and their lines that come back.
+#[derive(Default)]
+struct CloseColumns {
+    id: Vec<i64>,
+    token: Vec<Uuid>,
+    wait: Vec<f64>,
+    slot: Vec<i32>,
+    retry: Vec<bool>,
+    line: Vec<i32>,
+}
+
+impl CloseColumns {
+    fn of(blocks: &[BlockWrite]) -> Self {
+        let mut columns = Self::default();
+        for (block, close) in blocks.iter().filter_map(|block| Some((block, block.close.as_ref()?))) {
+            let slot = slot(columns.id.len());
+            columns.id.push(block.block.id);
+            columns.token.push(block.block.token);
+            columns.wait.push(close.retry_after.as_secs_f64());
+            for (lines, retry) in [(&close.retry, true), (&close.give_back, false)] {
+                for line in lines {
+                    columns.slot.push(slot);
+                    columns.retry.push(retry);
+                    columns.line.push(*line);
+                }
+            }
+        }
+        columns
+    }
+}
+
+/// SQL counts from one.
+fn slot(index: usize) -> i32 {
+    i32::try_from(index + 1).unwrap_or(i32::MAX)
+}
+
+/// Which of these tokens have a tally: of a flush whose reply was lost, the proof that it was applied.
+pub async fn tokens_with_tally(client: &Object, blocks: &[BlockRef]) -> Result<Vec<Uuid>, Error> {
+    const SQL: &str = "SELECT DISTINCT t.token
+          FROM musterd.tallies t
+          JOIN ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[])) AS u (batch_id, token)
+            ON u.batch_id = t.batch_id AND u.token = t.token";
+    let (batches, tokens): (Vec<i64>, Vec<Uuid>) = blocks.iter().map(|b| (b.batch, b.token)).unzip();
+    let statement = client.prepare_cached(SQL).await?;
+    let rows = client.query(&statement, &[&batches, &tokens]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}

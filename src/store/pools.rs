@@ -1,0 +1,57 @@
+//! The connections of one replica, apart by purpose: a slow reader cannot starve a claim or a flush.
+
+use super::{
+    Config,
+    connect::{ConnectError, SessionSettings, Target},
+};
+use deadpool_postgres::Pool;
+use std::{num::NonZeroU32, time::Duration};
+
+/// Connections beside the general pool: one each to claim, to flush, to listen and to beat.
+const RESERVED: u32 = 4;
+/// Fewer general connections than this and reading rows waits for finishing batches.
+const LEAST_GENERAL: u32 = 2;
+/// What a replica cannot work with less than.
+pub const LEAST_CONNECTIONS: u32 = RESERVED + LEAST_GENERAL;
+
+/// The door to PostgreSQL.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// Claims blocks.
+    pub claims: Pool,
+    /// Writes outcomes; one flush at a time.
+    pub writes: Pool,
+    /// Everything else: reading rows, finishing batches, upkeep.
+    pub general: Pool,
+    /// Past any pooler.
+    pub direct: Target,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("database.url: {0}")]
+    Url(#[from] super::connect::ParseError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+impl Store {
+    /// The pools; connects to nobody yet.
+    pub fn open(config: &Config) -> Result<Self, OpenError> {
+        let target = config.target()?;
+        let pool = |size: u32, name: &str, session: Option<SessionSettings>| {
+            target.pool(NonZeroU32::new(size).unwrap_or(NonZeroU32::MIN), name, session)
+        };
+        let usual = config.session();
+        let general = config.max_connections.get().saturating_sub(RESERVED).max(LEAST_GENERAL);
+        Ok(Self {
+            claims: pool(1, "musterd claim", usual)?,
+            writes: pool(1, "musterd write", usual)?,
+            general: pool(general, "musterd", usual)?,
+            direct: config.direct_target()?,
+        })
+    }
+}
+
+/// How long a part waits after an error before it asks the database again, at most.
+pub const LONGEST_BACKOFF: Duration = Duration::from_secs(5);

@@ -1,0 +1,44 @@
+-- Carve the next lines off the cursors of open batches: one block for every token, one cursor update for every batch.
+--
+-- $1 queue, $2 worker, $3 tokens, $4 commands, $5 the most lines of a block by command, $6 the fewest worth a block by
+-- command, $7 fibers of the queue.
+--
+-- The batches are those of the best priority, in turn; the tokens go round them, so that all advance by the same number of
+-- blocks. A block has at most its share of what remains, so that the end of a batch is not one long block.
+WITH s AS MATERIALIZED (
+    -- Losing a claim in a crash of the server only repeats work, which the fence then refuses.
+    SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
+           pg_catalog.set_config('lock_timeout', '100ms', true)),
+best AS MATERIALIZED (
+    SELECT b.id, b.next_line, b.rows, b.command, b.priority, b.turn
+      FROM musterd.batches b, s
+     WHERE b.queue = $1 AND b.open AND b.next_line <= b.rows AND b.command = ANY ($4::text[])
+       AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1 AND q.paused)
+       /*limit*/
+     ORDER BY /*order*/ b.turn
+     LIMIT 8
+       FOR NO KEY UPDATE OF b /*skip*/),
+share AS (
+    SELECT o.id, o.next_line, o.i, o.m,
+           GREATEST(1, LEAST(w.most, GREATEST(w.least, pg_catalog.ceil((o.rows - o.next_line + 1) / (2.0 * $7::float8))::int))) AS size,
+           (pg_catalog.cardinality($3::uuid[]) - o.i + o.m - 1) / o.m AS blocks
+      FROM (SELECT b.*, (pg_catalog.row_number() OVER (ORDER BY b.turn))::int - 1 AS i, (pg_catalog.count(*) OVER ())::int AS m
+              FROM best b
+             WHERE b.priority = (SELECT pg_catalog.min(priority) FROM best)) o
+      JOIN ROWS FROM (pg_catalog.unnest($4::text[]), pg_catalog.unnest($5::int[]), pg_catalog.unnest($6::int[]))
+           AS w (command, most, least) ON w.command = o.command),
+carved AS (
+    UPDATE musterd.batches x
+       SET next_line = LEAST(share.next_line + share.size * share.blocks, x.rows + 1), turn = pg_catalog.nextval('musterd.turns')
+      FROM share
+     WHERE x.id = share.id AND share.blocks > 0
+    RETURNING x.id, share.next_line AS first, x.next_line - 1 AS last, share.i, share.m, share.size, x.queue, x.command, x.priority)
+INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, worker, token, claimed_at)
+SELECT c.id, c.first + t.n * c.size, LEAST(c.first + (t.n + 1) * c.size - 1, c.last), c.queue, c.command, c.priority, $2, t.token,
+       pg_catalog.now()
+  FROM carved c
+  JOIN LATERAL (
+       SELECT g.token, ((g.j - 1) / c.m)::int AS n
+         FROM pg_catalog.unnest($3::uuid[]) WITH ORDINALITY g (token, j)
+        WHERE (g.j - 1) % c.m = c.i) t ON c.first + t.n * c.size <= c.last
+RETURNING id, token, batch_id, first_line, last_line, lines, command, attempt

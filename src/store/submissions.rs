@@ -1,0 +1,146 @@
+//! Batches coming in: an id, the rows by COPY, then task and batch, in one transaction.
+
+use crate::flow::submit::{MaxFailed, Order, SubmitError, Submitted};
+use bytes::Bytes;
+use futures::{SinkExt, pin_mut};
+use tokio::sync::mpsc;
+use tokio_postgres::{Client, Error, IsolationLevel, Transaction, error::SqlState};
+
+#[derive(Debug, thiserror::Error)]
+pub enum SubmissionError {
+    #[error("could not {operation}")]
+    Query { operation: &'static str, source: Error },
+    #[error(
+        "the idempotency key {key:?} belongs to batch {id}, which was submitted with other rows or options: \
+         use another key, or submit exactly the same again"
+    )]
+    Conflict { key: String, id: i64 },
+    #[error("{message}{hint}")]
+    Refused { message: String, hint: String },
+}
+
+fn failed(operation: &'static str) -> impl Fn(Error) -> SubmissionError {
+    move |source| match source.as_db_error() {
+        // Our own functions raise with words meant for the user.
+        Some(db) if [SqlState::CHECK_VIOLATION, SqlState::UNIQUE_VIOLATION].contains(db.code()) => {
+            let hint = db.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+            SubmissionError::Refused { message: db.message().to_owned(), hint }
+        }
+        _ => SubmissionError::Query { operation, source },
+    }
+}
+
+/// A batch that an idempotency key stands for.
+#[derive(Debug)]
+pub struct Known {
+    pub id: i64,
+    request_hash: Option<Vec<u8>>,
+}
+
+pub async fn find(client: &Client, key: &str) -> Result<Option<Known>, SubmissionError> {
+    let row = client
+        .query_opt("SELECT id, request_hash FROM musterd.tasks WHERE idempotency_key = $1", &[&key])
+        .await
+        .map_err(failed("look up the idempotency key"))?;
+    Ok(row.map(|row| Known { id: row.get(0), request_hash: row.get(1) }))
+}
+
+/// The same request again is answered with the same batch; another one is a mistake to be told about.
+pub fn same_or_conflict(known: &Known, order: &Order, hash: &[u8]) -> Result<(), SubmissionError> {
+    if known.request_hash.as_deref() == Some(hash) {
+        return Ok(());
+    }
+    Err(SubmissionError::Conflict { key: order.idempotency_key.clone().unwrap_or_default(), id: known.id })
+}
+
+/// An id, so that rows can be written before the batch they belong to.
+pub async fn reserve(client: &Client) -> Result<i64, SubmissionError> {
+    let row = client.query_one("SELECT musterd.reserve_batch_id()", &[]).await;
+    Ok(row.map_err(failed("reserve a batch id"))?.get(0))
+}
+
+/// Copies the chunks in and opens the batch: all or nothing. `finish` gives the number of rows and the hash of the
+/// request once every chunk was sent, or the reason why there is nothing to submit after all.
+pub async fn copy_in(
+    client: &mut Client,
+    id: i64,
+    order: &Order,
+    chunks: mpsc::Receiver<Bytes>,
+    finish: impl Future<Output = Result<(u64, [u8; 32]), SubmitError>>,
+) -> Result<Submitted, SubmitError> {
+    let transaction = client
+        .build_transaction()
+        .isolation_level(IsolationLevel::ReadCommitted)
+        .start()
+        .await
+        .map_err(failed("begin the submission"))?;
+    let copied = copy(&transaction, chunks).await;
+    // A bad row is the better explanation when the copy broke off because of it.
+    let (rows, hash) = finish.await?;
+    copied?;
+    let opened = open(&transaction, id, order, rows, &hash).await?;
+    if opened == id {
+        transaction.commit().await.map_err(failed("commit the submission"))?;
+    } else {
+        // Somebody else was first with this key; their rows are these rows.
+        transaction.rollback().await.map_err(failed("roll the repeated submission back"))?;
+    }
+    Ok(Submitted { id: opened, rows, repeated: opened != id })
+}
+
+async fn copy(
+    transaction: &Transaction<'_>,
+    mut chunks: mpsc::Receiver<Bytes>,
+) -> Result<(), SubmissionError> {
+    let sink = transaction
+        .copy_in::<_, Bytes>("COPY musterd.rows (batch_id, line, input) FROM STDIN (FORMAT binary)")
+        .await
+        .map_err(failed("begin copying rows"))?;
+    pin_mut!(sink);
+    while let Some(chunk) = chunks.recv().await {
+        sink.send(chunk).await.map_err(failed("copy rows"))?;
+    }
+    sink.finish().await.map_err(failed("copy rows")).map(|_| ())
+}
+
+async fn open(
+    transaction: &Transaction<'_>,
+    id: i64,
+    order: &Order,
+    rows: u64,
+    hash: &[u8],
+) -> Result<i64, SubmissionError> {
+    const SQL: &str = "SELECT musterd.open_batch(p_id => $1, p_command => $2, p_queue => $3, p_context => $4,
+               p_priority => $5, p_idempotency_key => $6, p_hold => $7, p_max_attempts => $8,
+               p_row_timeout => pg_catalog.make_interval(secs => $9::float8), p_max_failed => $10,
+               p_max_failed_percent => $11, p_on_done => $12, p_rows => $13, p_request_hash => $14)";
+    let timeout = order.row_timeout.map(|timeout| timeout.as_secs_f64());
+    let (max_failed, percent) = match order.max_failed {
+        MaxFailed::Rows(rows) => (rows, None),
+        MaxFailed::Percent(percent) => (0, Some(percent)),
+    };
+    let rows = i32::try_from(rows).unwrap_or(i32::MAX);
+    let row = transaction
+        .query_one(
+            SQL,
+            &[
+                &id,
+                &order.command,
+                &order.queue,
+                &order.context,
+                &order.priority,
+                &order.idempotency_key,
+                &order.hold,
+                &order.max_attempts,
+                &timeout,
+                &max_failed,
+                &percent,
+                &order.on_done,
+                &rows,
+                &hash,
+            ],
+        )
+        .await
+        .map_err(failed("open the batch"))?;
+    Ok(row.get(0))
+}
