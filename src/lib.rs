@@ -1,1 +1,34 @@
 //! Muster: large batches of work on PostgreSQL, every row accounted for.
+//!
+//! Read the walk of a row in [`flow`], the parts of the daemon in [`daemon`], and the map in ARCHITECTURE.md.
+
+pub mod config;
+pub mod secret;
+pub mod signal;
+pub mod telemetry;
+
+// Vocabulary: knows nobody.
+pub mod backoff;
+pub mod failpoint;
+pub mod json;
+pub mod metrics;
+pub mod periodic;
+pub mod queue;
+pub mod worker_id;
+
+// Doors: the only files that touch the outside.
+pub mod embedded;
+pub mod handler;
+pub mod liveness;
+pub mod objects;
+pub mod store;
+
+// The walk, and what runs beside it.
+pub mod flow;
+pub mod upkeep;
+
+// On top.
+pub mod daemon;
+pub mod doctor;
+pub mod http;
+pub mod supervisor;

@@ -1,1 +1,37 @@
-fn main(){}
+//! The life of the process: arguments, one command, an exit code.
+
+mod cli;
+
+use clap::Parser;
+use musterd::config::ConfigError;
+use std::process::ExitCode;
+
+/// The arguments or the configuration are wrong; clap uses the same.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    // rustls has no provider of its own choice: every TLS connection of the process uses ring.
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        return complain(&anyhow::anyhow!("a TLS provider was installed before main"));
+    }
+    let cli = cli::Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(&anyhow::Error::new(error).context("cannot start the runtime")),
+    };
+    match runtime.block_on(cli.execute()) {
+        Ok(exit) => exit.into(),
+        Err(error) => complain(&error),
+    }
+}
+
+/// Says what went wrong, on stderr, once.
+#[expect(clippy::print_stderr, reason = "the last word of a command that failed, seen by a person")]
+fn complain(error: &anyhow::Error) -> ExitCode {
+    let described = musterd::periodic::describe(error.as_ref());
+    eprintln!("musterd: {described}");
+    match error.downcast_ref::<ConfigError>() {
+        Some(_) => ExitCode::from(USAGE),
+        None => ExitCode::FAILURE,
+    }
+}

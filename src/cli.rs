@@ -1,0 +1,132 @@
+//! The command line: one file per subcommand.
+
+mod batch;
+mod config;
+mod dev;
+mod doctor;
+mod migrate;
+mod run;
+mod screen;
+mod submit;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use musterd::{
+    config::{Given, Loaded, load},
+    embedded,
+    store::connect::OneShot,
+};
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  musterd dev                              a private PostgreSQL and a worker, for trying things out
+  musterd migrate --config musterd.toml    create or update the tables
+  musterd run --config musterd.toml        work until SIGTERM
+  musterd doctor                           check everything a worker needs";
+
+/// Muster runs large batches of work on PostgreSQL: every row accounted for, every batch finished exactly once.
+#[derive(Debug, Parser)]
+#[command(name = "musterd", version, after_help = EXAMPLES, max_term_width = 110, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// The configuration file (TOML). Without one: the defaults, or a running `musterd dev`.
+    #[arg(long, global = true, value_name = "FILE", env = "MUSTERD_CONFIG")]
+    config: Option<PathBuf>,
+    /// Set one key, over file and environment, as in --set queues.default.fibers=4. May be repeated.
+    #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Print JSON, for machines.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Work: claim blocks and tasks, run their handlers, until SIGTERM.
+    Run(run::Run),
+    /// Everything in one: a private PostgreSQL and a worker, for development.
+    Dev(dev::Dev),
+    /// Create or update Muster's tables in the database.
+    Migrate(migrate::Migrate),
+    /// Make a batch of a file's rows.
+    Submit(Box<submit::Submit>),
+    /// See a batch.
+    #[command(subcommand)]
+    Batch(batch::BatchCommand),
+    /// Check or show the configuration.
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+    /// Check everything a worker needs, and say what to do about what is missing.
+    Doctor(doctor::Doctor),
+}
+
+/// How a command ended, as its exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Done,
+    /// The work or the check failed.
+    Failed,
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(match exit {
+            Exit::Done => 0,
+            Exit::Failed => 1,
+        })
+    }
+}
+
+impl Cli {
+    pub(crate) async fn execute(self) -> anyhow::Result<Exit> {
+        let Self { global, command } = self;
+        match command {
+            Command::Run(command) => command.execute(&global).await,
+            Command::Dev(command) => command.execute(&global).await,
+            Command::Migrate(command) => command.execute(&global).await,
+            Command::Submit(command) => command.execute(&global).await,
+            Command::Batch(command) => command.execute(&global).await,
+            Command::Config(command) => command.execute(&global),
+            Command::Doctor(command) => command.execute(&global).await,
+        }
+    }
+}
+
+impl Global {
+    /// What the user gave, with a running `musterd dev` beneath it when there is no file.
+    fn given(&self) -> Given {
+        let dev = match self.config {
+            Some(_) => None,
+            None => embedded::discover(),
+        };
+        Given {
+            file: self.config.clone(),
+            flags: self.set.clone(),
+            env: None,
+            dev: dev.map(|dev| dev::settings(&dev.url, &dev.dir)).unwrap_or_default(),
+        }
+    }
+
+    /// The configuration, for a command that prints its own answer and logs only what goes wrong.
+    fn load(&self) -> anyhow::Result<Loaded> {
+        let loaded = load(&self.given())?;
+        let quiet = musterd::telemetry::Config { level: "warn".into(), ..loaded.config.log.clone() };
+        musterd::telemetry::init(&quiet);
+        Ok(loaded)
+    }
+
+    /// One connection to the database, past a pooler if there is a way.
+    async fn connect(&self, config: &musterd::store::Config) -> anyhow::Result<OneShot> {
+        let target = config.direct_target().context("database.url")?;
+        Ok(target.open("musterd").await?)
+    }
+}

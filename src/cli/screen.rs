@@ -1,0 +1,83 @@
+//! What people see: tables and colours on a terminal, JSON for machines.
+
+use anyhow::Result;
+use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
+use serde::Serialize;
+use std::io::{IsTerminal, Write};
+
+/// Prints a value as indented JSON.
+pub(super) fn json(value: &impl Serialize) -> Result<()> {
+    line(&serde_json::to_string_pretty(value)?)
+}
+
+/// Prints a line; a reader that has gone away (`| head`) is no error.
+pub(super) fn line(text: &str) -> Result<()> {
+    let mut out = std::io::stdout();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Prints a table, without the blanks that fill its last column.
+pub(super) fn print(table: &Table) -> Result<()> {
+    line(&table.trim_fmt())
+}
+
+/// A table that fits the terminal; plain columns when it is read by a program.
+pub(super) fn table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    let arrangement = match std::io::stdout().is_terminal() {
+        true => ContentArrangement::Dynamic,
+        false => ContentArrangement::Disabled,
+    };
+    table.load_style(presets::NOTHING).set_content_arrangement(arrangement);
+    table.set_header(header.map(str::to_uppercase));
+    table
+}
+
+/// A word that says how good or bad something is; in colour on a terminal.
+pub(super) fn word(text: &str, mood: Mood) -> Cell {
+    let colour = match mood {
+        Mood::Good => Color::Green,
+        Mood::Doubtful => Color::Yellow,
+        Mood::Bad => Color::Red,
+        Mood::Plain => return Cell::new(text),
+    };
+    Cell::new(text).fg(colour)
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mood {
+    Good,
+    Doubtful,
+    Bad,
+    Plain,
+}
+
+/// 1234567 as 1,234,567.
+pub(super) fn grouped(number: impl Into<i64>) -> String {
+    let number: i64 = number.into();
+    let digits = number.unsigned_abs().to_string();
+    let mut grouped = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    if number < 0 { format!("-{grouped}") } else { grouped }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_numbers_are_grouped() {
+        let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (1234567, "1,234,567"), (-45678, "-45,678")];
+        for (number, expected) in cases {
+            assert_eq!(grouped(number), expected);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Looks at everything a worker needs and says what to do about what is missing.
+
+use crate::{
+    config::{Config, Loaded},
+    liveness::{Backend, redis},
+    objects,
+    periodic::describe,
+    store::{connect::OneShot, health, migrate},
+};
+use serde::Serialize;
+use std::time::Duration;
+
+/// One thing looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    pub name: String,
+    pub verdict: Verdict,
+    pub found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+}
+
+/// From good to bad, so that the worst is the greatest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    Pass,
+    Warn,
+    Fail,
+}
+
+impl Check {
+    fn pass(name: &str, found: impl Into<String>) -> Self {
+        Self { name: name.into(), verdict: Verdict::Pass, found: found.into(), advice: None }
+    }
+
+    fn warn(name: &str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name: name.into(), verdict: Verdict::Warn, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn fail(name: &str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name: name.into(), verdict: Verdict::Fail, found: found.into(), advice: Some(advice.into()) }
+    }
+}
+
+/// More than this and times read by people, logs and database disagree.
+const SKEW: Duration = Duration::from_secs(2);
+
+pub async fn examine(loaded: &Loaded) -> Vec<Check> {
+    let config = &loaded.config;
+    let mut checks = configuration(loaded);
+    checks.extend(postgres(config).await);
+    checks.push(redis_check(config).await);
+    checks.push(outputs(config).await);
+    checks.extend(handlers(config));
+    checks
+}
+
+fn configuration(loaded: &Loaded) -> Vec<Check> {
+    let set = loaded.values.iter().filter(|value| value.source != "default").count();
+    let found = format!("{set} of {} keys set, the rest at their defaults", loaded.values.len());
+    let mut checks = vec![Check::pass("configuration", found)];
+    for warning in &loaded.warnings {
+        checks.push(Check::warn(&warning.key, &warning.message, "see docs/configuration.md"));
+    }
+    checks
+}
+
+async fn postgres(config: &Config) -> Vec<Check> {
+    const NAME: &str = "PostgreSQL";
+    let target = match config.database.target() {
+        Ok(target) => target,
+        Err(error) => return vec![Check::fail(NAME, error.to_string(), "mend database.url")],
+    };
+    let connection = match target.open("musterd doctor").await {
+        Ok(connection) => connection,
+        Err(error) => return vec![Check::fail(NAME, describe(&error), error.hint())],
+    };
+    let mut checks = match inside(config, &connection).await {
+        Ok(checks) => checks,
+        Err(error) => vec![Check::fail(NAME, describe(&error), "see the server's log")],
+    };
+    checks.push(pooler(config, &connection).await);
+    connection.close().await;
+    checks
+}
+
+async fn inside(config: &Config, connection: &OneShot) -> Result<Vec<Check>, tokio_postgres::Error> {
+    let server = health::server(connection).await?;
+    let mut checks = Vec::new();
+    checks.push(if server.version_num >= health::OLDEST {
+        Check::pass("PostgreSQL", format!("{} as {}", server.version, server.user))
+    } else {
+        let found = format!("version {}", server.version);
+        Check::fail("PostgreSQL", found, "Muster needs PostgreSQL 14 or later")
+    });
+    checks.push(match migrate::check(connection).await {
+        Ok(()) => Check::pass("schema", "up to date"),
+        Err(state) => {
+            Check::fail("schema", describe(&state), "run `musterd migrate`, or deploy the matching version")
+        }
+    });
+    checks.push(rights(connection).await?);
+    checks.push(clock(server.clock_offset));
+    for setting in health::harmful_settings(connection, config.database.max_connections.get()).await? {
+        checks.push(Check::warn(&setting.name, setting.found, setting.advice));
+    }
+    Ok(checks)
+}
+
+async fn rights(connection: &OneShot) -> Result<Check, tokio_postgres::Error> {
+    let missing = health::missing_rights(connection).await?;
+    Ok(if missing.is_empty() {
+        Check::pass("rights", "may read and write every table of the schema")
+    } else {
+        Check::fail(
+            "rights",
+            format!("may not {}", missing.join(", ")),
+            "GRANT musterd_worker TO this user, or run as the schema's owner",
+        )
+    })
+}
+
+fn clock(offset: Duration) -> Check {
+    let found = format!("{} apart from this machine", humantime::format_duration(offset));
+    if offset <= SKEW {
+        Check::pass("clock", found)
+    } else {
+        Check::warn("clock", found, "nothing breaks, but times in logs mislead: run NTP on both machines")
+    }
+}
+
+/// A transaction pooler takes LISTEN and session locks away without saying so.
+async fn pooler(config: &Config, connection: &OneShot) -> Check {
+    const NAME: &str = "pooler";
+    let second = match config.database.target() {
+        Ok(target) => target.open("musterd doctor").await,
+        Err(error) => return Check::fail(NAME, error.to_string(), "mend database.url"),
+    };
+    let pooled = match &second {
+        Ok(second) => health::is_pooled(connection, second).await,
+        Err(error) => return Check::warn(NAME, describe(error), error.hint()),
+    };
+    match (pooled, config.database.direct_url.is_some()) {
+        (Ok(false), false) => Check::pass(NAME, "none: database.url is a direct connection"),
+        (Ok(false), true) => Check::warn(
+            NAME,
+            "none found, though database.direct_url is set",
+            "remove direct_url if database.url is direct",
+        ),
+        (Ok(true), true) => Check::pass(NAME, "a transaction pooler, with database.direct_url past it"),
+        (Ok(true), false) => Check::warn(
+            NAME,
+            "database.url leads to a transaction pooler",
+            "set database.direct_url: without it workers poll, and dead ones are found later",
+        ),
+        (Err(error), _) => Check::warn(NAME, describe(&error), "could not be found out"),
+    }
+}
+
+async fn redis_check(config: &Config) -> Check {
+    const NAME: &str = "Redis";
+    if config.liveness.backend == Backend::Postgres {
+        return Check::pass(NAME, "not used: liveness.backend is \"postgres\"");
+    }
+    match redis::probe(&config.redis).await {
+        Ok(found) => Check::pass(NAME, found),
+        Err(error) => Check::fail(NAME, describe(&error), error.advice()),
+    }
+}
+
+async fn outputs(config: &Config) -> Check {
+    const NAME: &str = "outputs";
+    let store = match objects::Store::open(&config.outputs) {
+        Ok(store) => store,
+        Err(error) => return Check::fail(NAME, describe(&error), "mend [outputs]"),
+    };
+    match store.probe().await {
+        Ok(()) => {
+            Check::pass(NAME, format!("wrote, read and removed a file at {}", config.outputs.describe()))
+        }
+        Err(error) => {
+            Check::fail(NAME, describe(&error), "mend [outputs]; batches with outputs wait until then")
+        }
+    }
+}
+
+fn handlers(config: &Config) -> Vec<Check> {
+    let check = |(name, handler): (&String, &crate::handler::Config)| {
+        let found = format!("{}, queue {}", handler.kind.as_str(), handler.queue);
+        Check::pass(&format!("handler {name}"), found)
+    };
+    config.handlers.iter().map(check).collect()
+}

@@ -1,0 +1,102 @@
+//! Who is alive: heartbeats in Redis and PostgreSQL.
+
+pub mod redis;
+
+use crate::{config::Problems, secret::Secret};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The `[liveness]` section.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    pub backend: Backend,
+    /// Time between two heartbeats.
+    #[serde(with = "humantime_serde")]
+    pub heartbeat_interval: Duration,
+    /// Silence after which a worker counts as dead.
+    #[serde(with = "humantime_serde")]
+    pub heartbeat_ttl: Duration,
+    /// Time between two looks for dead workers.
+    #[serde(with = "humantime_serde")]
+    pub recovery_interval: Duration,
+    /// Life of the set of what a worker holds.
+    #[serde(with = "humantime_serde")]
+    pub rows_ttl: Duration,
+    /// A row that killed its process this often, running alone, is failed.
+    pub max_crashes: u32,
+}
+
+/// Who keeps the heartbeats.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// Redis first, PostgreSQL as the second witness.
+    #[default]
+    Redis,
+    /// PostgreSQL alone.
+    Postgres,
+}
+
+/// The `[redis]` section.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RedisConfig {
+    pub url: Secret,
+    /// The first word of every key.
+    pub key_prefix: String,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            backend: Backend::default(),
+            heartbeat_interval: Duration::from_secs(30),
+            heartbeat_ttl: Duration::from_secs(60),
+            recovery_interval: Duration::from_secs(60),
+            rows_ttl: Duration::from_secs(180),
+            max_crashes: 3,
+        }
+    }
+}
+
+impl Default for RedisConfig {
+    fn default() -> Self {
+        Self { url: Secret::new("redis://localhost:6379"), key_prefix: "MUSTER".into() }
+    }
+}
+
+impl Config {
+    pub(crate) fn check(&self, problems: &mut Problems) {
+        problems.unless(
+            !self.heartbeat_interval.is_zero() && self.heartbeat_interval * 2 <= self.heartbeat_ttl,
+            "liveness.heartbeat_interval",
+            "must be above zero and at most half of liveness.heartbeat_ttl, or one late beat counts as a death",
+        );
+        problems.unless(
+            self.rows_ttl > self.heartbeat_ttl + self.recovery_interval,
+            "liveness.rows_ttl",
+            "must be longer than liveness.heartbeat_ttl + liveness.recovery_interval, or the record of what a \
+             dead worker held is gone before anybody reads it",
+        );
+        problems.unless(
+            !self.recovery_interval.is_zero(),
+            "liveness.recovery_interval",
+            "must be above zero",
+        );
+        problems.unless(self.max_crashes > 0, "liveness.max_crashes", "must be at least 1");
+    }
+}
+
+impl RedisConfig {
+    pub(crate) fn check(&self, problems: &mut Problems) {
+        if let Err(error) = redis::parse(&self.url) {
+            problems.error("redis.url", error.to_string());
+        }
+        problems.unless(
+            !self.key_prefix.is_empty() && !self.key_prefix.contains(['{', '}', ' ']),
+            "redis.key_prefix",
+            "must be one word without braces: braces are Redis Cluster's hash tags",
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! The only door to Redis. Every call has a limit of ours; nothing in Redis is the truth.
+
+use crate::{liveness::RedisConfig, secret::Secret};
+use fred::{
+    clients::Client,
+    interfaces::ClientLike,
+    prelude::{Builder, Config, ErrorKind, ReconnectPolicy, ServerConfig},
+    types::config::UnresponsiveConfig,
+};
+use std::time::Duration;
+
+/// The longest any one call may take, whatever the client believes.
+const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum RedisError {
+    #[error("is not a Redis URL ({reason}): write redis://host:6379, rediss:// for TLS or redis-cluster://")]
+    Url { reason: String },
+    #[error("Redis at {server} cannot be reached: {reason}")]
+    Unreachable { server: String, reason: String },
+    #[error("Redis at {server} refused the user or password: {reason}")]
+    Denied { server: String, reason: String },
+    #[error("Redis at {server} did not answer within {} s", CALL_LIMIT.as_secs())]
+    Silent { server: String },
+    #[error("Redis at {server} refused {operation}: {reason}")]
+    Refused { server: String, operation: &'static str, reason: String },
+}
+
+impl RedisError {
+    /// What a person can do about it.
+    pub fn advice(&self) -> &'static str {
+        match self {
+            Self::Url { .. } => "mend redis.url",
+            Self::Unreachable { .. } | Self::Silent { .. } => {
+                "start Redis or mend redis.url; or set liveness.backend = \"postgres\" to do without"
+            }
+            Self::Denied { .. } => "mend the user and password in redis.url (or its url_file)",
+            Self::Refused { .. } => "check the rights (ACL) of this Redis user and the server's log",
+        }
+    }
+}
+
+/// A URL as fred understands it.
+pub fn parse(url: &Secret) -> Result<Config, RedisError> {
+    Config::from_url(url.expose()).map_err(|error| RedisError::Url { reason: error.details().to_owned() })
+}
+
+/// Host and port without user or password, for people.
+pub fn server_name(config: &Config) -> String {
+    match &config.server {
+        ServerConfig::Centralized { server } => server.to_string(),
+        ServerConfig::Clustered { hosts, .. } | ServerConfig::Sentinel { hosts, .. } => {
+            hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        }
+        #[expect(unreachable_patterns, reason = "fred adds a variant with its unix-socket feature")]
+        _ => "redis".to_owned(),
+    }
+}
+
+/// One connection tried once, for `musterd doctor`: what is there, or why not.
+pub async fn probe(config: &RedisConfig) -> Result<String, RedisError> {
+    let parsed = parse(&config.url)?;
+    let server = server_name(&parsed);
+    let client = Builder::from_config(Config { fail_fast: true, ..parsed })
+        .with_connection_config(|connection| {
+            connection.connection_timeout = CALL_LIMIT;
+            connection.internal_command_timeout = CALL_LIMIT;
+            connection.max_command_attempts = 1;
+            connection.unresponsive =
+                UnresponsiveConfig { max_timeout: Some(CALL_LIMIT), interval: Duration::from_secs(1) };
+        })
+        .with_performance_config(|performance| performance.default_command_timeout = CALL_LIMIT)
+        // One try is enough to tell what is wrong.
+        .set_policy(ReconnectPolicy::new_constant(1, 50))
+        .build()
+        .map_err(|error| RedisError::Url { reason: error.details().to_owned() })?;
+    let answer = tokio::time::timeout(CALL_LIMIT * 2, first_words(&client)).await;
+    // Best effort: the probe is over whatever the farewell says.
+    let _ = tokio::time::timeout(Duration::from_secs(1), client.quit()).await;
+    match answer {
+        Err(_) => Err(RedisError::Silent { server }),
+        Ok(Err(error)) => Err(classify(server, &error)),
+        Ok(Ok(version)) => Ok(format!("{version} at {server}")),
+    }
+}
+
+async fn first_words(client: &Client) -> Result<String, fred::error::Error> {
+    client.init().await?;
+    client.ping::<String>(None).await?;
+    let info: String = client.info(Some(fred::types::InfoKind::Server)).await?;
+    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or("unknown");
+    Ok(format!("Redis {}", version.trim()))
+}
+
+fn classify(server: String, error: &fred::error::Error) -> RedisError {
+    let reason = error.details().to_owned();
+    match error.kind() {
+        ErrorKind::Auth => RedisError::Denied { server, reason },
+        ErrorKind::IO | ErrorKind::Timeout | ErrorKind::Tls | ErrorKind::Canceled => {
+            RedisError::Unreachable { server, reason }
+        }
+        _ => RedisError::Refused { server, operation: "PING", reason },
+    }
+}
+
+/// The status of finished batches, for whoever would rather ask Redis. A courtesy: PostgreSQL is the truth.
+#[derive(Clone, Debug)]
+pub struct StatusCache {
+    client: Client,
+    prefix: String,
+}
+
+/// How long a status stays in the cache.
+const STATUS_LIFE_SECONDS: i64 = 24 * 60 * 60;
+
+impl StatusCache {
+    /// A client that connects, and connects again, in the background for as long as the daemon lives.
+    pub fn open(config: &RedisConfig) -> Result<Self, RedisError> {
+        let client = Builder::from_config(parse(&config.url)?)
+            .with_connection_config(|connection| {
+                connection.connection_timeout = CALL_LIMIT;
+                connection.internal_command_timeout = CALL_LIMIT;
+                connection.max_command_attempts = 1;
+                connection.max_command_buffer_len = 1_000;
+            })
+            .with_performance_config(|performance| performance.default_command_timeout = CALL_LIMIT)
+            .set_policy(ReconnectPolicy::new_exponential(0, 100, 5_000, 2))
+            .build()
+            .map_err(|error| RedisError::Url { reason: error.details().to_owned() })?;
+        // Its own background task; ends with the client.
+        drop(client.connect());
+        Ok(Self { client, prefix: config.key_prefix.clone() })
+    }
+
+    /// Writes `PREFIX_{batch:ID}_STATUS`; what goes wrong is said in the log and forgotten.
+    pub async fn put(&self, progress: &crate::store::batches::Progress) {
+        use fred::interfaces::KeysInterface;
+        let key = format!("{}_{{batch:{}}}_STATUS", self.prefix, progress.id);
+        let Ok(value) = serde_json::to_string(progress) else { return };
+        let life = Some(fred::types::Expiration::EX(STATUS_LIFE_SECONDS));
+        let write = self.client.set::<(), _, _>(key, value, life, None, false);
+        match tokio::time::timeout(CALL_LIMIT, write).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(
+                    batch = progress.id,
+                    error = error.details(),
+                    "the status cache was not written"
+                );
+            }
+            Err(_) => tracing::warn!(batch = progress.id, "the status cache did not answer"),
+        }
+    }
+
+    pub async fn close(&self) {
+        // Best effort: the process is ending.
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.client.quit()).await;
+    }
+}

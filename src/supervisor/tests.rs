@@ -1,0 +1,99 @@
+use super::*;
+use std::sync::atomic::AtomicU32;
+
+fn log() -> (Arc<Mutex<Vec<&'static str>>>, impl Fn(&'static str) + Clone + Send + 'static) {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let writer = Arc::clone(&log);
+    (log, move |word| writer.lock().unwrap().push(word))
+}
+
+#[tokio::test]
+async fn stages_stop_in_the_direction_of_the_data() {
+    let (log, say) = log();
+    let mut supervisor = Supervisor::new(Health::default());
+    for (name, stage) in [("heartbeat", Stage::Heartbeat), ("claim", Stage::Claim), ("write", Stage::Write)] {
+        let say = say.clone();
+        supervisor.once(name, stage, move |stop| async move {
+            stop.cancelled().await;
+            say(name);
+            Ok(())
+        });
+    }
+    let stop = Stop::default();
+    stop.drain.cancel();
+    let ended = supervisor.run(stop, Duration::from_secs(5)).await;
+    assert!(ended.is_clean());
+    assert_eq!(*log.lock().unwrap(), ["claim", "write", "heartbeat"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_that_panics_is_started_again_and_one_that_must_not_die_ends_the_daemon() {
+    let starts = Arc::new(AtomicU32::new(0));
+    let mut supervisor = Supervisor::new(Health::default());
+    let counted = Arc::clone(&starts);
+    supervisor.part("flaky", Stage::Upkeep, move |stop| {
+        let n = counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            assert!(n >= 2, "start number {n}");
+            stop.cancelled().await;
+            Ok(())
+        }
+    });
+    let watched = Arc::clone(&starts);
+    supervisor.once("vital", Stage::Write, move |_| async move {
+        while watched.load(Ordering::SeqCst) < 3 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Err("disk on fire".into())
+    });
+    let ended = supervisor.run(Stop::default(), Duration::from_secs(5)).await;
+    let died = ended.died.expect("the vital part died");
+    assert_eq!((died.part, died.reason.as_str()), ("vital", "disk on fire"));
+    assert_eq!(starts.load(Ordering::SeqCst), 3, "two panics, two restarts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_of_the_grace_what_runs_is_told_to_give_back() {
+    let stop = Stop::default();
+    let mut supervisor = Supervisor::new(Health::default());
+    let now = stop.now.clone();
+    supervisor.once("fibers", Stage::Work, move |_| async move {
+        now.cancelled().await;
+        Ok(())
+    });
+    stop.drain.cancel();
+    let ended = supervisor.run(stop.clone(), Duration::from_secs(25)).await;
+    assert!(ended.is_clean(), "{ended:?}");
+    assert!(stop.now.is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_that_ignores_everything_is_named_and_abandoned() {
+    let mut supervisor = Supervisor::new(Health::default());
+    supervisor.once("deaf", Stage::Work, |_| std::future::pending());
+    let stop = Stop::default();
+    stop.drain.cancel();
+    let ended = supervisor.run(stop, Duration::from_secs(25)).await;
+    assert_eq!(ended.stuck, [Stage::Work]);
+}
+
+#[tokio::test]
+async fn readiness_follows_the_supervisor() {
+    let health = Health::default();
+    health.unready(STARTING, "starting");
+    let mut supervisor = Supervisor::new(health.clone());
+    let (at_work, seen) = (health.clone(), Arc::new(Mutex::new(Vec::new())));
+    let record = Arc::clone(&seen);
+    let stop = Stop::default();
+    let drain = stop.drain.clone();
+    supervisor.once("witness", Stage::Work, move |stop| async move {
+        record.lock().unwrap().push(at_work.not_ready_because());
+        drain.cancel();
+        stop.cancelled().await;
+        record.lock().unwrap().push(at_work.not_ready_because());
+        Ok(())
+    });
+    supervisor.run(stop, Duration::from_secs(5)).await;
+    let seen = seen.lock().unwrap();
+    assert_eq!(*seen, [vec![], vec!["shutdown: draining".to_owned()]]);
+}
