@@ -5,9 +5,11 @@ mod config;
 mod dev;
 mod doctor;
 mod migrate;
+mod queue;
 mod run;
 mod screen;
 mod submit;
+mod task;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
@@ -62,6 +64,14 @@ enum Command {
     /// See a batch.
     #[command(subcommand)]
     Batch(batch::BatchCommand),
+    /// Enqueue one task.
+    Enqueue(Box<task::Enqueue>),
+    /// See and steer a task.
+    #[command(subcommand)]
+    Task(task::TaskCommand),
+    /// See, pause and resume queues.
+    #[command(subcommand)]
+    Queue(queue::QueueCommand),
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -95,6 +105,9 @@ impl Cli {
             Command::Migrate(command) => command.execute(&global).await,
             Command::Submit(command) => command.execute(&global).await,
             Command::Batch(command) => command.execute(&global).await,
+            Command::Enqueue(command) => command.execute(&global).await,
+            Command::Task(command) => command.execute(&global).await,
+            Command::Queue(command) => command.execute(&global).await,
             Command::Config(command) => command.execute(&global),
             Command::Doctor(command) => command.execute(&global).await,
         }

@@ -9,6 +9,7 @@ use crate::{
         fiber::{Bench, FactsCache},
         held::Held,
         pace::Pace,
+        task_claim::TaskDispatcher,
         writer::{Gate, OutcomeWriter},
     },
     handler::Registry,
@@ -28,7 +29,7 @@ use crate::{
     worker_id::WorkerId,
 };
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
@@ -48,7 +49,7 @@ pub enum DaemonError {
 
 /// Runs a worker with the handlers of its configuration until `stop`.
 pub async fn run(config: Config, stop: Stop) -> Result<Ended, DaemonError> {
-    let handlers = Registry::from_config(&config.handlers);
+    let handlers = Registry::from_config(&config)?;
     Daemon::prepare(config, handlers).await?.run(stop).await
 }
 
@@ -134,6 +135,7 @@ impl Daemon {
             store: self.store.clone(),
             handlers: self.handlers.clone(),
             outcomes,
+            checks: checks.clone(),
             held: held.clone(),
             pace: Pace::default(),
             retry: self.config.retry.clone(),
@@ -144,14 +146,30 @@ impl Daemon {
 
         let mut wakes = HashMap::new();
         for (queue, settings) in &self.config.queues {
-            let wake = Arc::new(Notify::new());
-            wakes.insert(queue.clone(), Arc::clone(&wake));
+            let (wake, wake_tasks) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+            wakes.insert(queue.clone(), [Arc::clone(&wake), Arc::clone(&wake_tasks)]);
+            let idle = Arc::new(Semaphore::new(settings.fibers.get() as usize));
+            let task_dispatcher = TaskDispatcher {
+                queue: queue.clone(),
+                settings: settings.clone(),
+                poll_interval: self.config.claim.poll_interval,
+                worker: self.worker.clone(),
+                bench: Arc::clone(&bench),
+                idle: Arc::clone(&idle),
+                wake: wake_tasks,
+                writable: writable.clone(),
+            };
+            supervisor.once("tasks", Stage::Work, |stop| async move {
+                task_dispatcher.run(stop).await;
+                Ok(())
+            });
             let dispatcher = Dispatcher {
                 queue: queue.clone(),
                 settings: settings.clone(),
                 config: self.config.claim.clone(),
                 worker: self.worker.clone(),
                 bench: Arc::clone(&bench),
+                idle,
                 wake,
                 writable: writable.clone(),
             };
@@ -183,7 +201,7 @@ impl Daemon {
 fn add_listener(
     supervisor: &mut Supervisor,
     store: &Store,
-    wakes: HashMap<String, Arc<Notify>>,
+    wakes: HashMap<String, [Arc<Notify>; 2]>,
     held: Held,
     checks: Checks,
 ) {
@@ -195,18 +213,16 @@ fn add_listener(
             let holding = held.clone();
             let tell = move |news: News| match news {
                 News::Work(queue) => {
-                    if let Some(wake) = wakes.get(&queue) {
-                        wake.notify_one();
-                    }
+                    wakes.get(&queue).into_iter().flatten().for_each(|wake| wake.notify_one());
                 }
                 News::Abort(id) => {
-                    held.abort_batch(id);
+                    held.abort(id);
                     checks.ask(id);
                 }
                 News::Check(id) => checks.ask(id),
-                News::AnythingMissed => wakes.values().for_each(|wake| wake.notify_one()),
+                News::AnythingMissed => wakes.values().flatten().for_each(|wake| wake.notify_one()),
             };
-            Ok(listen::listen(&target, &stop, move || holding.batches(), tell).await?)
+            Ok(listen::listen(&target, &stop, move || holding.ids(), tell).await?)
         }
     });
 }

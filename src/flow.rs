@@ -8,4 +8,6 @@ pub mod held;
 pub mod input;
 pub mod pace;
 pub mod submit;
+pub mod task;
+pub mod task_claim;
 pub mod writer;

@@ -2,11 +2,19 @@
 
 pub mod builtin;
 pub mod config;
+pub mod sql;
 
 pub use config::{Config, Kind};
 
-use crate::json::Json;
+use crate::{
+    json::Json,
+    store::{
+        OpenError,
+        tasks::{Finished, Task},
+    },
+};
 use futures::{FutureExt, future::BoxFuture};
+use serde::Serialize;
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 /// One row, as a handler gets it.
@@ -48,9 +56,78 @@ pub struct Done {
     pub outputs: Vec<(String, String)>,
 }
 
-/// Runs the rows of one command. At least once: a crash between the work and its record repeats the row.
+/// One task, as a handler gets it.
+#[derive(Debug)]
+pub struct TaskCall<'a> {
+    pub task: &'a Task,
+    /// The time this try has; the handler is cancelled after it.
+    pub timeout: Duration,
+}
+
+impl TaskCall<'_> {
+    /// The same for every try of this task.
+    pub fn idempotency_key(&self) -> String {
+        format!("task/{}", self.task.reference.id)
+    }
+}
+
+/// What became of one try of a task.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TaskOutcome {
+    Done(TaskDone),
+    /// The work itself says no; another try would not help.
+    Failed(String),
+    /// This try failed; there may be another, after the given wait or the usual one.
+    Retry {
+        error: String,
+        after: Option<Duration>,
+    },
+    /// Effects and outcome are committed already, together; `None`: the task was somebody else's by then, and nothing was.
+    Committed(Option<Finished>),
+}
+
+/// A task that succeeded, and what it wants to happen next.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TaskDone {
+    pub result: Option<Json>,
+    /// Children; siblings when the task is a child itself.
+    pub spawn: Vec<Spawn>,
+    /// Uncles: top-level tasks that start after this one's scope has ended.
+    pub after: Vec<Spawn>,
+}
+
+/// A task to be made by the same transaction that ends its maker.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Spawn {
+    pub command: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Json>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
+    /// Unique within the scope: the same key twice is one child.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub child_key: Option<String>,
+    /// Of an uncle: at most one with this key waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dedup_key: Option<String>,
+}
+
+/// Runs the rows and tasks of one command. At least once: a crash between the work and its record repeats it. A handler
+/// that writes effects and outcome in one transaction is exactly once.
 pub trait Handler: Send + Sync + 'static {
+    /// Whether rows of batches can be given to it.
+    fn takes_rows(&self) -> bool {
+        true
+    }
+
     fn row<'a>(&'a self, call: RowCall<'a>) -> BoxFuture<'a, Outcome>;
+
+    fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {
+        let refusal = format!("the handler of {:?} takes rows of batches only", call.task.command);
+        futures::future::ready(TaskOutcome::Failed(refusal)).boxed()
+    }
 }
 
 /// The commands this worker can run.
@@ -77,14 +154,24 @@ impl std::fmt::Debug for Entry {
 
 impl Registry {
     /// The handlers that a configuration declares.
-    pub fn from_config(handlers: &BTreeMap<String, Config>) -> Self {
-        let entry = |(name, config): (&String, &Config)| {
-            let handler: Arc<dyn Handler> = match config.kind {
-                Kind::Builtin => Arc::new(builtin::Builtin::new(name, config)),
+    pub fn from_config(config: &crate::config::Config) -> Result<Self, OpenError> {
+        let mut entries = BTreeMap::new();
+        // All sql handlers share a pool of their own, so that they cannot starve claims and flushes.
+        let mut database = None;
+        for (name, handler_config) in &config.handlers {
+            let handler: Arc<dyn Handler> = match handler_config.kind {
+                Kind::Builtin => Arc::new(builtin::Builtin::new(name, handler_config)),
+                Kind::Sql => {
+                    let database = match &database {
+                        Some(database) => Arc::clone(database),
+                        None => Arc::clone(database.insert(sql::Database::open(&config.database)?)),
+                    };
+                    Arc::new(sql::Sql::new(handler_config, database))
+                }
             };
-            (name.clone(), Entry { handler, config: config.clone() })
-        };
-        Self(Arc::new(handlers.iter().map(entry).collect()))
+            entries.insert(name.clone(), Entry { handler, config: handler_config.clone() });
+        }
+        Ok(Self(Arc::new(entries)))
     }
 
     /// With one more command, for embedding and tests.
@@ -105,20 +192,37 @@ impl Registry {
     pub fn commands(&self) -> Vec<String> {
         self.0.keys().cloned().collect()
     }
+
+    /// The commands whose batches this worker can run.
+    pub fn row_commands(&self) -> Vec<String> {
+        let takes_rows = |(name, entry): (&String, &Entry)| entry.handler.takes_rows().then(|| name.clone());
+        self.0.iter().filter_map(takes_rows).collect()
+    }
 }
 
 /// Runs one row within its time; a panic or a late handler is a failed try, never more.
 pub async fn run_row(handler: &dyn Handler, call: RowCall<'_>, timeout: Duration) -> Outcome {
-    let guarded = AssertUnwindSafe(handler.row(call)).catch_unwind();
-    match tokio::time::timeout(timeout, guarded).await {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => Outcome::Retry {
-            error: format!("the handler panicked: {}", crate::supervisor::panic_message(panic.as_ref())),
-            after: None,
-        },
-        Err(_) => Outcome::Retry {
-            error: format!("ran longer than its timeout of {}", humantime::format_duration(timeout)),
-            after: None,
-        },
+    match guarded(handler.row(call), timeout).await {
+        Ok(outcome) => outcome,
+        Err(error) => Outcome::Retry { error, after: None },
+    }
+}
+
+/// Runs one task within its time, as [`run_row`] does a row.
+pub async fn run_task(handler: &dyn Handler, call: TaskCall<'_>) -> TaskOutcome {
+    let timeout = call.timeout;
+    match guarded(handler.task(call), timeout).await {
+        Ok(outcome) => outcome,
+        Err(error) => TaskOutcome::Retry { error, after: None },
+    }
+}
+
+async fn guarded<T>(work: BoxFuture<'_, T>, timeout: Duration) -> Result<T, String> {
+    match tokio::time::timeout(timeout, AssertUnwindSafe(work).catch_unwind()).await {
+        Ok(Ok(outcome)) => Ok(outcome),
+        Ok(Err(panic)) => {
+            Err(format!("the handler panicked: {}", crate::supervisor::panic_message(panic.as_ref())))
+        }
+        Err(_) => Err(format!("ran longer than its timeout of {}", humantime::format_duration(timeout))),
     }
 }

@@ -18,6 +18,7 @@ pub struct Metrics {
     registry: Arc<Registry>,
     pub batcher: BatcherMetrics,
     rows: Family<OutcomeLabel, Counter>,
+    tasks: Family<StateLabel, Counter>,
     /// Outcomes that came too late: their block had been given to somebody else.
     pub fenced: Counter,
     /// Blocks claimed.
@@ -41,6 +42,12 @@ pub struct BatcherMetrics {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: &'static str,
+}
+
+/// One of the eight states.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StateLabel {
+    state: String,
 }
 
 /// From half a millisecond to half a minute.
@@ -85,11 +92,22 @@ impl Default for Metrics {
         let (rows, fenced, blocks) = (Family::default(), Counter::default(), Counter::default());
         let (batches_completed, blocks_held) = (Counter::default(), Gauge::default());
         registry.register("rows", "Rows that reached a final state here", Family::clone(&rows));
+        let tasks = Family::default();
+        registry.register("tasks", "Attempts of tasks, by the state they led to", Family::clone(&tasks));
         registry.register("fenced", "Outcomes refused because the block was somebody else's", fenced.clone());
         registry.register("blocks_claimed", "Blocks claimed", blocks.clone());
         registry.register("batches_completed", "Batches finished by this worker", batches_completed.clone());
         registry.register("blocks_held", "Blocks in hand", blocks_held.clone());
-        Self { registry: Arc::new(registry), batcher, rows, fenced, blocks, batches_completed, blocks_held }
+        Self {
+            registry: Arc::new(registry),
+            batcher,
+            rows,
+            tasks,
+            fenced,
+            blocks,
+            batches_completed,
+            blocks_held,
+        }
     }
 }
 
@@ -98,6 +116,10 @@ impl Metrics {
         for (outcome, count) in [("succeeded", succeeded), ("failed", failed)] {
             self.rows.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
         }
+    }
+
+    pub fn count_task(&self, state: &str) {
+        self.tasks.get_or_create(&StateLabel { state: state.to_owned() }).inc();
     }
 
     /// Everything, in the text form that Prometheus scrapes.

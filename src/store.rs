@@ -9,7 +9,9 @@ pub mod health;
 pub mod listen;
 pub mod migrate;
 mod pools;
+pub mod queues;
 pub mod submissions;
+pub mod tasks;
 pub mod workers;
 
 pub use pools::{LEAST_CONNECTIONS, LONGEST_BACKOFF, OpenError, Store};
@@ -35,6 +37,8 @@ pub struct Config {
     pub pooler: Pooler,
     /// All connections of one replica together.
     pub max_connections: NonZeroU32,
+    /// Connections for `sql` handlers, beside `max_connections`; opened only when there are such handlers.
+    pub sql_connections: NonZeroU32,
     /// A statement of ours that runs longer is cancelled by the server; `0s` for no limit.
     #[serde(with = "humantime_serde")]
     pub statement_timeout: Duration,
@@ -66,6 +70,7 @@ impl Default for Config {
             direct_url: None,
             pooler: Pooler::Auto,
             max_connections: NonZeroU32::new(10).unwrap_or(NonZeroU32::MIN),
+            sql_connections: NonZeroU32::new(8).unwrap_or(NonZeroU32::MIN),
             statement_timeout: Duration::from_secs(60),
             lock_timeout: Duration::from_secs(10),
             idle_in_transaction_session_timeout: Duration::from_secs(60),

@@ -81,8 +81,7 @@ impl Dev {
         let stop = signal::Stop::default();
         let listener = signal::Listener::new()?;
         let applied = bring_up_to_date(server.url()).await?;
-        let daemon =
-            Daemon::prepare(loaded.config.clone(), Registry::from_config(&loaded.config.handlers)).await?;
+        let daemon = Daemon::prepare(loaded.config.clone(), Registry::from_config(&loaded.config)?).await?;
         server.announce()?;
         self.greet(global, server, &applied, daemon.address())?;
         let ended = tokio::select! {

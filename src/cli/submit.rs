@@ -81,14 +81,14 @@ pub(super) struct Submit {
     dry_run: bool,
 }
 
-fn name(text: &str) -> Result<String, String> {
+pub(super) fn name(text: &str) -> Result<String, String> {
     match queue::is_valid_name(text) {
         true => Ok(text.to_owned()),
         false => Err("a name is letters, digits and _-.: only, at most 100".into()),
     }
 }
 
-fn context(text: &str) -> Result<Json, String> {
+pub(super) fn context(text: &str) -> Result<Json, String> {
     check(text).map_err(|refusal| format!("not JSON that can be stored: {refusal:?}"))?;
     Ok(Json::from_text(text))
 }

@@ -68,6 +68,8 @@ pub struct Dispatcher {
     pub config: Config,
     pub worker: WorkerId,
     pub bench: Arc<Bench>,
+    /// The queue's idle fibers, shared with its tasks.
+    pub idle: Arc<Semaphore>,
     /// Somebody submitted to this queue.
     pub wake: Arc<Notify>,
     /// Whether outcomes can be written.
@@ -87,7 +89,7 @@ struct Running {
 impl Dispatcher {
     /// Works until `stop`; then lets the blocks in hand come to their end.
     pub async fn run(self, stop: CancellationToken) {
-        let idle = Arc::new(Semaphore::new(self.settings.fibers.get() as usize));
+        let idle = Arc::clone(&self.idle);
         let mut running =
             Running { dispatcher: self, idle, fibers: JoinSet::new(), claims: 0, doubtful: Vec::new() };
         running.dispatch(&stop).await;
@@ -218,7 +220,7 @@ impl Running {
         priorities: Priorities,
     ) -> Result<Vec<Block>, BlockError> {
         let dispatcher = &self.dispatcher;
-        let commands = dispatcher.bench.handlers.commands();
+        let commands = dispatcher.bench.handlers.row_commands();
         let size = |command: &String| {
             let (target, largest) =
                 (dispatcher.config.target_block_time, dispatcher.settings.block_size.get());

@@ -2,9 +2,10 @@
 
 use super::{
     batcher::{Sender, Writer},
+    complete::Checks,
     held::{Cancel, Held},
     pace::Pace,
-    writer::{BlockUpdate, OutcomeWriter},
+    writer::{BlockUpdate, OutcomeWriter, Update},
 };
 use crate::{
     backoff, handler,
@@ -38,7 +39,8 @@ const CHUNK_AGE: Duration = Duration::from_millis(100);
 pub struct Bench {
     pub store: Store,
     pub handlers: Registry,
-    pub outcomes: Sender<BlockUpdate>,
+    pub outcomes: Sender<Update>,
+    pub checks: Checks,
     pub held: Held,
     pub pace: Pace,
     pub retry: backoff::Config,
@@ -57,7 +59,7 @@ const REMEMBERED: usize = 1_000;
 
 /// How the work on a block came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     /// Every row was run.
     Whole,
     /// The rest goes back, nothing charged.
@@ -100,14 +102,15 @@ impl Bench {
     }
 
     async fn close(&self, block: &Block, close: Close) {
-        self.hand_over(BlockUpdate { block: block.reference, rows: Vec::new(), close: Some(close) }).await;
+        let update = BlockUpdate { block: block.reference, rows: Vec::new(), close: Some(close) };
+        self.hand_over(Update::Block(update)).await;
     }
 
-    async fn hand_over(&self, update: BlockUpdate) {
+    pub(super) async fn hand_over(&self, update: Update) {
         let weight = OutcomeWriter::weight(&update);
         if let Err(ended) = self.outcomes.send(update, weight).await {
             // Only when the batcher was abandoned at the end of the grace: recovery finds the block.
-            tracing::error!(token = %ended.0.block.token, "outcomes could not be handed over");
+            tracing::error!(update = ?ended.0, "an outcome could not be handed over");
         }
     }
 
@@ -170,7 +173,7 @@ impl FactsCache {
     }
 }
 
-async fn interrupted(cancel: &Cancel, now: &CancellationToken) -> End {
+pub(super) async fn interrupted(cancel: &Cancel, now: &CancellationToken) -> End {
     tokio::select! {
         biased;
         () = cancel.fenced.cancelled() => End::Fenced,
@@ -278,7 +281,8 @@ impl Work<'_> {
             return;
         }
         let rows = std::mem::take(&mut self.chunk);
-        self.bench.hand_over(BlockUpdate { block: self.block.reference, rows, close: None }).await;
+        let update = BlockUpdate { block: self.block.reference, rows, close: None };
+        self.bench.hand_over(Update::Block(update)).await;
     }
 
     async fn finish(mut self, end: End) {
@@ -291,7 +295,8 @@ impl Work<'_> {
         }
         let rows = std::mem::take(&mut self.chunk);
         let close = Some(std::mem::take(&mut self.close));
-        self.bench.hand_over(BlockUpdate { block: self.block.reference, rows, close }).await;
+        let update = BlockUpdate { block: self.block.reference, rows, close };
+        self.bench.hand_over(Update::Block(update)).await;
     }
 }
 
@@ -308,7 +313,7 @@ fn outputs_json(outputs: &[(String, String)]) -> Option<Json> {
 }
 
 /// PostgreSQL's text has no NUL; the rest of a message is still worth keeping. Very long ones are cut.
-fn storable(mut error: String) -> String {
+pub(super) fn storable(mut error: String) -> String {
     const LONGEST: usize = 8 << 10;
     if error.contains('\0') {
         error = error.replace('\0', "\u{fffd}");

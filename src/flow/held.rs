@@ -1,6 +1,6 @@
 //! What this worker holds, by token: known before a claim is sent, forgotten after its end was committed.
 
-use crate::store::blocks::BlockRef;
+use crate::store::{blocks::BlockRef, tasks::TaskRef};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -23,8 +23,25 @@ pub struct Held(Arc<Mutex<HashMap<Uuid, Entry>>>);
 #[derive(Clone, Debug, Default)]
 struct Entry {
     /// `None` while the claim that carries the token is under way.
-    block: Option<BlockRef>,
+    holding: Option<Holding>,
     cancel: Cancel,
+}
+
+/// What a token stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holding {
+    Block(BlockRef),
+    Task(TaskRef),
+}
+
+impl Holding {
+    /// The batch or the task: what an abort names.
+    fn id(self) -> i64 {
+        match self {
+            Self::Block(block) => block.batch,
+            Self::Task(task) => task.id,
+        }
+    }
 }
 
 impl Held {
@@ -37,12 +54,21 @@ impl Held {
 
     /// The claim came back: these tokens hold blocks, the rest of `announced` hold nothing.
     pub fn settle(&self, announced: &[Uuid], claimed: &[BlockRef]) {
+        self.settle_as(announced, claimed.iter().map(|block| (block.token, Holding::Block(*block))));
+    }
+
+    /// The same for a claim of tasks.
+    pub fn settle_tasks(&self, announced: &[Uuid], claimed: &[TaskRef]) {
+        self.settle_as(announced, claimed.iter().map(|task| (task.token, Holding::Task(*task))));
+    }
+
+    fn settle_as(&self, announced: &[Uuid], claimed: impl Iterator<Item = (Uuid, Holding)>) {
         let mut held = self.lock();
-        for block in claimed {
-            held.entry(block.token).or_default().block = Some(*block);
+        for (token, holding) in claimed {
+            held.entry(token).or_default().holding = Some(holding);
         }
         for token in announced {
-            if held.get(token).is_some_and(|entry| entry.block.is_none()) {
+            if held.get(token).is_some_and(|entry| entry.holding.is_none()) {
                 held.remove(token);
             }
         }
@@ -56,27 +82,27 @@ impl Held {
         self.lock().remove(&token);
     }
 
-    /// Cancels every block of a batch that is being aborted.
-    pub fn abort_batch(&self, batch: i64) -> usize {
+    /// Cancels the task, or every block of the batch, that is being aborted.
+    pub fn abort(&self, id: i64) -> usize {
         let held = self.lock();
-        let of_batch = held.values().filter(|entry| entry.block.is_some_and(|block| block.batch == batch));
-        of_batch.map(|entry| entry.cancel.aborted.cancel()).count()
+        let meant = held.values().filter(|entry| entry.holding.is_some_and(|holding| holding.id() == id));
+        meant.map(|entry| entry.cancel.aborted.cancel()).count()
     }
 
     pub fn len(&self) -> usize {
-        self.lock().values().filter(|entry| entry.block.is_some()).count()
+        self.lock().values().filter(|entry| entry.holding.is_some()).count()
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The batches of which something is held.
-    pub fn batches(&self) -> Vec<i64> {
-        let mut batches: Vec<i64> = self.lock().values().filter_map(|e| Some(e.block?.batch)).collect();
-        batches.sort_unstable();
-        batches.dedup();
-        batches
+    /// The batches and tasks of which something is held.
+    pub fn ids(&self) -> Vec<i64> {
+        let mut ids: Vec<i64> = self.lock().values().filter_map(|entry| Some(entry.holding?.id())).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Entry>> {

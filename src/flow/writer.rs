@@ -1,4 +1,6 @@
-//! Writes the outcomes of blocks: every one is applied, or refused by the fence, or kept until it can be.
+//! Writes outcomes: every one is applied, or refused by the fence, or kept until it can be.
+
+mod tasks;
 
 use super::{
     batcher::{Weight, Writer},
@@ -7,6 +9,7 @@ use super::{
 };
 use crate::{
     backoff,
+    json::Json,
     metrics::Metrics,
     periodic::describe,
     store::{
@@ -14,6 +17,7 @@ use crate::{
         blocks::BlockRef,
         fault::{self, Fault},
         flush::{self, BlockWrite, Close, RowWrite, Verdict, Written},
+        tasks::{TaskEnd, TaskWrite},
     },
     supervisor::Health,
 };
@@ -22,7 +26,14 @@ use std::{collections::HashMap, time::Duration};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// What a fiber hands over: some outcomes of a block, or its end.
+/// What a fiber hands over.
+#[derive(Debug)]
+pub enum Update {
+    Block(BlockUpdate),
+    Task(TaskWrite),
+}
+
+/// Some outcomes of a block, or its end.
 #[derive(Debug)]
 pub struct BlockUpdate {
     pub block: BlockRef,
@@ -55,24 +66,59 @@ pub struct OutcomeWriter {
 const PART: &str = "writes";
 
 impl Writer for OutcomeWriter {
-    type Update = BlockUpdate;
+    type Update = Update;
 
-    fn weight(update: &BlockUpdate) -> Weight {
-        let bytes = |row: &RowWrite| {
-            let verdict = match &row.verdict {
-                Verdict::Succeeded(result) => result.as_ref().map_or(0, |result| result.len()),
-                Verdict::Failed(error) => error.len(),
-            };
-            verdict + row.outputs.as_ref().map_or(0, |outputs| outputs.len())
-        };
-        Weight {
-            updates: update.rows.len().max(1) as u32,
-            bytes: update.rows.iter().map(bytes).sum(),
-            waited_for: update.close.is_some(),
+    fn weight(update: &Update) -> Weight {
+        match update {
+            Update::Block(update) => weight_of_block(update),
+            Update::Task(write) => {
+                let bytes = match &write.end {
+                    TaskEnd::Succeeded { result, spawn, after } => {
+                        [result, spawn, after].into_iter().flatten().map(Json::len).sum()
+                    }
+                    TaskEnd::Failed(error) | TaskEnd::Retry { error, .. } => error.len(),
+                    TaskEnd::GiveBack => 0,
+                };
+                Weight { updates: 1, bytes, waited_for: true }
+            }
         }
     }
 
-    async fn write(&mut self, updates: Vec<BlockUpdate>) {
+    async fn write(&mut self, updates: Vec<Update>) {
+        let (mut blocks, mut tasks) = (Vec::new(), Vec::new());
+        for update in updates {
+            match update {
+                Update::Block(update) => blocks.push(update),
+                Update::Task(write) => tasks.push(write),
+            }
+        }
+        // A transaction for each kind: a value that cannot be stored then holds up only its own.
+        if !blocks.is_empty() {
+            self.write_blocks(blocks).await;
+        }
+        if !tasks.is_empty() {
+            self.write_tasks(tasks).await;
+        }
+    }
+}
+
+fn weight_of_block(update: &BlockUpdate) -> Weight {
+    let bytes = |row: &RowWrite| {
+        let verdict = match &row.verdict {
+            Verdict::Succeeded(result) => result.as_ref().map_or(0, |result| result.len()),
+            Verdict::Failed(error) => error.len(),
+        };
+        verdict + row.outputs.as_ref().map_or(0, |outputs| outputs.len())
+    };
+    Weight {
+        updates: update.rows.len().max(1) as u32,
+        bytes: update.rows.iter().map(bytes).sum(),
+        waited_for: update.close.is_some(),
+    }
+}
+
+impl OutcomeWriter {
+    async fn write_blocks(&mut self, updates: Vec<BlockUpdate>) {
         let blocks = merge(updates);
         let written = match self.outlast(&blocks).await {
             Ok(written) => written,
@@ -295,12 +341,16 @@ fn halve(piece: &[BlockWrite]) -> Option<(Vec<BlockWrite>, Vec<BlockWrite>)> {
 
 /// The last row standing gets the error as its outcome.
 fn blame(piece: &mut [BlockWrite], error: &tokio_postgres::Error) {
-    let reason = match error.as_db_error() {
-        Some(db) => format!("the result cannot be stored: {} (SQLSTATE {})", db.message(), db.code().code()),
-        None => "the result cannot be stored".to_owned(),
-    };
+    let reason = told(error);
     for row in piece.iter_mut().flat_map(|block| &mut block.rows) {
         row.verdict = Verdict::Failed(reason.clone());
         row.outputs = None;
+    }
+}
+
+fn told(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(db) => format!("the result cannot be stored: {} (SQLSTATE {})", db.message(), db.code().code()),
+        None => "the result cannot be stored".to_owned(),
     }
 }

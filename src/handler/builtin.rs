@@ -1,6 +1,6 @@
 //! Handlers for demos, tests and benchmarks: noop, sleep, echo, fail.
 
-use super::{Config, Done, Handler, Outcome, RowCall};
+use super::{Config, Done, Handler, Outcome, RowCall, TaskCall, TaskDone, TaskOutcome};
 use crate::json::Json;
 use futures::{FutureExt, future::BoxFuture};
 use serde::{Deserialize, Serialize};
@@ -72,17 +72,21 @@ impl Builtin {
         }
     }
 
-    fn answer(&self, call: &RowCall<'_>) -> Outcome {
-        match self.which {
-            Which::Fail if chosen(call, self.rate) => self.fail(),
-            Which::Echo => self.done(call, Some(call.input.clone())),
-            Which::Noop | Which::Sleep | Which::Fail => self.done(call, None),
-        }
+    /// What becomes of `input`, the `number`-th thing of `group`.
+    fn answer(&self, group: i64, number: i64, input: &Json) -> Outcome {
+        let result = match self.which {
+            Which::Fail if chosen(group, number, self.rate) => return self.fail(),
+            Which::Echo => Some(input.clone()),
+            Which::Noop | Which::Sleep | Which::Fail => None,
+        };
+        let line = |name: &String| (name.clone(), format!("{}\n", input.text()));
+        Outcome::Succeeded(Done { result, outputs: self.output.iter().map(line).collect() })
     }
 
-    fn done(&self, call: &RowCall<'_>, result: Option<Json>) -> Outcome {
-        let line = |name: &String| (name.clone(), format!("{}\n", call.input.text()));
-        Outcome::Succeeded(Done { result, outputs: self.output.iter().map(line).collect() })
+    async fn wait(&self) {
+        if !self.duration.is_zero() {
+            tokio::time::sleep(self.duration).await;
+        }
     }
 
     fn fail(&self) -> Outcome {
@@ -102,18 +106,30 @@ impl Builtin {
 impl Handler for Builtin {
     fn row<'a>(&'a self, call: RowCall<'a>) -> BoxFuture<'a, Outcome> {
         async move {
-            if !self.duration.is_zero() {
-                tokio::time::sleep(self.duration).await;
+            self.wait().await;
+            self.answer(call.batch, i64::from(call.line), call.input)
+        }
+        .boxed()
+    }
+
+    fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {
+        async move {
+            self.wait().await;
+            match self.answer(0, call.task.reference.id, &call.task.payload) {
+                Outcome::Succeeded(done) => {
+                    TaskOutcome::Done(TaskDone { result: done.result, ..TaskDone::default() })
+                }
+                Outcome::Failed(error) => TaskOutcome::Failed(error),
+                Outcome::Retry { error, after } => TaskOutcome::Retry { error, after },
             }
-            self.answer(&call)
         }
         .boxed()
     }
 }
 
-/// Whether this row is among the share that fails: the same rows at every try and in every process.
-fn chosen(call: &RowCall<'_>, rate: f64) -> bool {
-    let mut mixed = (call.batch as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (call.line as u64);
+/// Whether this one is among the share that fails: the same ones at every try and in every process.
+fn chosen(group: i64, number: i64, rate: f64) -> bool {
+    let mut mixed = (group as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (number as u64);
     mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
     mixed ^= mixed >> 33;
     (mixed as f64 / u64::MAX as f64) < rate || rate >= 1.0

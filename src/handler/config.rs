@@ -1,6 +1,9 @@
 //! A `[handlers.NAME]` section: the name is the command.
 
-use super::builtin::{Failure, Which};
+use super::{
+    builtin::{Failure, Which},
+    sql::QualifiedName,
+};
 use crate::{config::Problems, queue};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -28,6 +31,15 @@ pub struct Config {
     pub retry_after: Option<Duration>,
     /// An output file to which a builtin adds every row's input as a line.
     pub output: Option<String>,
+    /// Of kind sql: the procedure `(bigint, jsonb)` to CALL with a task's id and payload, with its schema.
+    pub procedure: Option<String>,
+    /// Of kind sql: the role that runs the procedure.
+    pub role: Option<String>,
+    /// Of kind sql: where the procedure finds what it does not name in full.
+    pub search_path: Option<String>,
+    /// Of kind sql: the longest single statement; the handler's timeout when left out.
+    #[serde(with = "humantime_serde")]
+    pub statement_timeout: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -35,12 +47,14 @@ pub struct Config {
 pub enum Kind {
     #[default]
     Builtin,
+    Sql,
 }
 
 impl Kind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Builtin => "builtin",
+            Self::Sql => "sql",
         }
     }
 }
@@ -57,6 +71,10 @@ impl Default for Config {
             failure: None,
             retry_after: None,
             output: None,
+            procedure: None,
+            role: None,
+            search_path: None,
+            statement_timeout: None,
         }
     }
 }
@@ -78,15 +96,34 @@ impl Config {
             &key("queue"),
             format!("there is no [queues.{}]: add one, or name a queue that exists", self.queue),
         );
-        problems.unless(
-            self.builtin.or(Which::named(name)).is_some(),
-            &key("builtin"),
-            "must say which builtin: noop, sleep, echo or fail",
-        );
+        match self.kind {
+            Kind::Builtin => problems.unless(
+                self.builtin.or(Which::named(name)).is_some(),
+                &key("builtin"),
+                "must say which builtin: noop, sleep, echo or fail",
+            ),
+            Kind::Sql => self.check_sql(name, problems),
+        }
         problems.unless(
             self.rate.is_none_or(|rate| (0.0..=1.0).contains(&rate)),
             &key("rate"),
             "must be a share between 0.0 and 1.0",
         );
+    }
+
+    fn check_sql(&self, name: &str, problems: &mut Problems) {
+        let key = |field: &str| format!("handlers.{name}.{field}");
+        match &self.procedure {
+            None => problems
+                .error(key("procedure"), "must name the procedure to CALL, such as \"app.derive_units\""),
+            Some(procedure) => {
+                if let Err(error) = QualifiedName::parse(procedure) {
+                    problems.error(key("procedure"), error.to_string());
+                }
+            }
+        }
+        if let Some(Err(error)) = self.role.as_deref().map(QualifiedName::parse) {
+            problems.error(key("role"), error.to_string());
+        }
     }
 }

@@ -237,9 +237,10 @@ pub async fn parent_of(client: &Object, id: i64) -> Result<Option<i64>, Error> {
     Ok(row.and_then(|row| row.get(0)))
 }
 
-/// Batches of `ids` that are being aborted: for a worker that may have missed the notification.
+/// Batches and tasks of `ids` that were aborted: for a worker that may have missed the notification.
 pub async fn aborting(client: &Client, ids: &[i64]) -> Result<Vec<i64>, Error> {
-    let rows =
-        client.query("SELECT id FROM musterd.batches WHERE id = ANY ($1) AND aborting", &[&ids]).await?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
+    const SQL: &str = "SELECT b.id FROM musterd.batches b WHERE b.id = ANY ($1) AND b.aborting
+        UNION ALL
+        SELECT t.id FROM musterd.tasks t WHERE t.id = ANY ($1) AND (t.state = 'aborted' OR t.aborting)";
+    Ok(client.query(SQL, &[&ids]).await?.iter().map(|row| row.get(0)).collect())
 }

@@ -61,6 +61,12 @@ impl Target {
         Ok(OneShot { client, driver })
     }
 
+    /// Asks the server to stop what the connection of this token is doing.
+    pub async fn cancel(&self, token: &tokio_postgres::CancelToken) -> Result<(), ConnectError> {
+        let asked = token.cancel_query(self.tls.connector()?).await;
+        asked.map_err(|source| ConnectError::failed(self, source))
+    }
+
     /// What makes and checks the connections of a pool.
     pub fn manager(&self, application_name: &str) -> Result<Manager, ConnectError> {
         let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };

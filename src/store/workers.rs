@@ -29,8 +29,8 @@ pub async fn register(
     for (name, entry) in handlers.iter() {
         client
             .query(
-                "SELECT musterd.register_command($1, $2, $3, NULL::text)",
-                &[&name, &entry.config.queue, &entry.config.kind.as_str()],
+                "SELECT musterd.register_command($1, $2, $3, $4)",
+                &[&name, &entry.config.queue, &entry.config.kind.as_str(), &entry.config.procedure],
             )
             .await?;
     }

@@ -52,7 +52,9 @@ fn the_process_that_is_killed() {
 /// Starts this program again in `role` and waits until it owns something.
 fn start(role: &str) -> (Tether, Owned) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "suite::harness_death::the_process_that_is_killed", "--nocapture"]).env(ROLE, role);
+    command
+        .args(["--exact", "suite::harness_death::the_process_that_is_killed", "--nocapture"])
+        .env(ROLE, role);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut process = Tether::spawn(command, Signal::KILL).unwrap();
     let lines = BufReader::new(process.stdout.take().unwrap()).lines();

@@ -125,4 +125,3 @@ fn drop_databases(names: mpsc::Receiver<String>) {
         });
     }
 }
-

@@ -1,0 +1,85 @@
+//! `musterd queue …`: the lanes of work, paused and resumed.
+
+use super::{Exit, Global, screen, task::in_words};
+use anyhow::Result;
+use clap::Subcommand;
+use comfy_table::Cell;
+use musterd::store::queues;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum QueueCommand {
+    /// List the queues and what is in them.
+    #[command(after_help = "Examples:\n  musterd queue list\n  musterd queue list --json")]
+    List,
+    /// Start nothing new in a queue, on any replica, until it is resumed.
+    #[command(after_help = "Examples:\n  musterd queue pause default")]
+    Pause {
+        #[arg(value_parser = super::submit::name)]
+        name: String,
+    },
+    /// Let a paused queue go on.
+    #[command(after_help = "Examples:\n  musterd queue resume default")]
+    Resume {
+        #[arg(value_parser = super::submit::name)]
+        name: String,
+    },
+}
+
+impl QueueCommand {
+    pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
+        let loaded = global.load()?;
+        let client = global.connect(&loaded.config.database).await?;
+        let told = |name: &str, paused: bool| match global.json {
+            true => screen::json(&serde_json::json!({ "name": name, "paused": paused })),
+            false => screen::line(&format!("queue {name} is {}", if paused { "paused" } else { "open" })),
+        };
+        match self {
+            Self::List => print(global, &queues::list(&*client).await?)?,
+            Self::Pause { name } => {
+                queues::pause(&*client, &name).await.map_err(in_words)?;
+                told(&name, true)?;
+            }
+            Self::Resume { name } => {
+                queues::resume(&*client, &name).await.map_err(in_words)?;
+                told(&name, false)?;
+            }
+        }
+        client.close().await;
+        Ok(Exit::Done)
+    }
+}
+
+fn print(global: &Global, queues: &[queues::Shown]) -> Result<()> {
+    if global.json {
+        return screen::json(&queues);
+    }
+    let mut table = screen::table([
+        "queue",
+        "state",
+        "mode",
+        "fibers",
+        "workers",
+        "tasks",
+        "running",
+        "batches",
+        "rows waiting",
+    ]);
+    for queue in queues {
+        let state = match queue.paused {
+            true => screen::word("paused", screen::Mood::Doubtful),
+            false => screen::word("open", screen::Mood::Good),
+        };
+        table.add_row([
+            Cell::new(&queue.name),
+            state,
+            Cell::new(&queue.mode),
+            Cell::new(queue.fibers.map(|fibers| fibers.to_string()).unwrap_or_default()),
+            Cell::new(queue.workers),
+            Cell::new(screen::grouped(queue.tasks_queued + queue.tasks_scheduled)),
+            Cell::new(screen::grouped(queue.tasks_running)),
+            Cell::new(screen::grouped(queue.batches_open)),
+            Cell::new(screen::grouped(queue.rows_queued)),
+        ]);
+    }
+    screen::print(&table)
+}

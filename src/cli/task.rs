@@ -1,0 +1,301 @@
+//! `musterd enqueue` and `musterd task …`: one unit of work, made, seen and steered.
+
+use super::{Exit, Global, screen};
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use musterd::{
+    json::Json,
+    store::{
+        connect::OneShot,
+        tasks::{self, Filter, NewTask, Shown, Steer},
+    },
+};
+use std::time::{Duration, Instant};
+
+const ENQUEUE_EXAMPLES: &str = "\
+Examples:
+  musterd enqueue noop
+  musterd enqueue echo '{\"id\": 7}' --wait
+  musterd enqueue report --delay 10m --dedup-key report
+  musterd enqueue report --after 17 --after 18";
+
+#[derive(Debug, Args)]
+#[command(after_help = ENQUEUE_EXAMPLES)]
+pub(super) struct Enqueue {
+    /// The command that runs the task.
+    #[arg(value_parser = super::submit::name)]
+    command: String,
+    /// What its handler gets.
+    #[arg(value_name = "JSON", default_value = "{}", value_parser = super::submit::context)]
+    payload: Json,
+    /// The queue; the command's own when left out.
+    #[arg(long, value_parser = super::submit::name)]
+    queue: Option<String>,
+    /// Smaller runs sooner; 100 when left out.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    priority: Option<i32>,
+    /// Not before this much time has passed.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "run_at")]
+    delay: Option<Duration>,
+    /// Not before this moment, such as 2026-12-24T18:00:00Z.
+    #[arg(long, value_name = "WHEN")]
+    run_at: Option<jiff::Timestamp>,
+    /// Tries in all.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
+    max_attempts: Option<i32>,
+    /// A try that runs longer is cancelled.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    timeout: Option<Duration>,
+    /// One task with this key waits to be started; a second enqueue joins it.
+    #[arg(long, value_name = "KEY")]
+    dedup_key: Option<String>,
+    /// With --dedup-key: the newest payload wins.
+    #[arg(long, requires = "dedup_key")]
+    replace: bool,
+    /// The same key with the same body is the same task, however often it is sent.
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+    /// Start only after this task or batch has ended. May be repeated.
+    #[arg(long, value_name = "ID")]
+    after: Vec<i64>,
+    /// Follow the task to its end; exit code 1 unless it succeeded.
+    #[arg(long)]
+    wait: bool,
+}
+
+impl Enqueue {
+    pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
+        let loaded = global.load()?;
+        let client = global.connect(&loaded.config.database).await?;
+        let task = NewTask {
+            command: self.command,
+            payload: self.payload,
+            queue: self.queue,
+            priority: self.priority,
+            delay: self.delay,
+            run_at: self.run_at,
+            max_attempts: self.max_attempts,
+            timeout: self.timeout,
+            dedup_key: self.dedup_key,
+            dedup_replace: self.replace,
+            idempotency_key: self.idempotency_key,
+            after: self.after,
+        };
+        let id = tasks::enqueue(&*client, &task).await.map_err(in_words)?;
+        if self.wait {
+            return follow(global, &client, id, None).await;
+        }
+        match global.json {
+            true => screen::json(&serde_json::json!({ "id": id }))?,
+            false => screen::line(&id.to_string())?,
+        }
+        client.close().await;
+        Ok(Exit::Done)
+    }
+}
+
+const SHOW_EXAMPLES: &str = "Examples:\n  musterd task show 17\n  musterd task show 17 --json";
+const LIST_EXAMPLES: &str = "\
+Examples:
+  musterd task list
+  musterd task list --state failed --command report
+  musterd task list --parent 17 --json";
+const WAIT_EXAMPLES: &str = "Examples:\n  musterd task wait 17\n  musterd task wait 17 --timeout 5m";
+const ABORT_EXAMPLES: &str = "Examples:\n  musterd task abort 17";
+const RETRY_EXAMPLES: &str = "Examples:\n  musterd task retry 17";
+
+#[derive(Debug, Subcommand)]
+pub(super) enum TaskCommand {
+    /// Show a task: its state, attempts, result or error.
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show { id: i64 },
+    /// List tasks, newest first.
+    #[command(after_help = LIST_EXAMPLES)]
+    List(List),
+    /// Wait for a task's end; exit code 1 unless it succeeded.
+    #[command(after_help = WAIT_EXAMPLES)]
+    Wait {
+        id: i64,
+        /// Give up after this long, with exit code 1.
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        timeout: Option<Duration>,
+    },
+    /// Abort a task; one that runs is cancelled, and its children with it.
+    #[command(after_help = ABORT_EXAMPLES)]
+    Abort { id: i64 },
+    /// Run a failed or aborted task again, or a scheduled one at once.
+    #[command(after_help = RETRY_EXAMPLES)]
+    Retry { id: i64 },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct List {
+    /// held, scheduled, queued, running, waiting, succeeded, failed or aborted.
+    #[arg(long, value_parser = ["held", "scheduled", "queued", "running", "waiting", "succeeded", "failed", "aborted"])]
+    state: Option<String>,
+    #[arg(long)]
+    command: Option<String>,
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only the children of this task.
+    #[arg(long, value_name = "ID")]
+    parent: Option<i64>,
+    /// Only tasks older than this one: the next page.
+    #[arg(long, value_name = "ID")]
+    before: Option<i64>,
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    limit: i64,
+}
+
+impl TaskCommand {
+    pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
+        let loaded = global.load()?;
+        let client = global.connect(&loaded.config.database).await?;
+        let exit = match self {
+            Self::Show { id } => {
+                print(global, &find(&client, id).await?)?;
+                Exit::Done
+            }
+            Self::List(list) => list.execute(global, &client).await?,
+            Self::Wait { id, timeout } => follow(global, &client, id, timeout).await?,
+            Self::Abort { id } => steer(global, &client, id, Steer::Abort).await?,
+            Self::Retry { id } => steer(global, &client, id, Steer::Retry).await?,
+        };
+        client.close().await;
+        Ok(exit)
+    }
+}
+
+impl List {
+    async fn execute(self, global: &Global, client: &OneShot) -> Result<Exit> {
+        let filter = Filter {
+            state: self.state,
+            command: self.command,
+            queue: self.queue,
+            parent: self.parent,
+            before: self.before,
+            limit: self.limit,
+        };
+        let found = tasks::list(&**client, &filter).await?;
+        if global.json {
+            screen::json(&found)?;
+            return Ok(Exit::Done);
+        }
+        let mut table = screen::table(["task", "state", "command", "queue", "attempt", "parent", "error"]);
+        for task in &found {
+            table.add_row([
+                comfy_table::Cell::new(task.id),
+                screen::word(&task.state, mood(&task.state)),
+                comfy_table::Cell::new(&task.command),
+                comfy_table::Cell::new(&task.queue),
+                comfy_table::Cell::new(task.attempt),
+                comfy_table::Cell::new(task.parent_id.map(|id| id.to_string()).unwrap_or_default()),
+                comfy_table::Cell::new(first_line(task.error.as_deref().unwrap_or_default())),
+            ]);
+        }
+        screen::print(&table)?;
+        if found.len() as i64 == filter.limit {
+            let last = found.last().map(|task| task.id).unwrap_or_default();
+            screen::line(&format!("more: musterd task list --before {last}"))?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+async fn find(client: &OneShot, id: i64) -> Result<Shown> {
+    match tasks::show(&**client, id).await? {
+        Some(task) => Ok(task),
+        None => bail!("there is no task {id}"),
+    }
+}
+
+async fn steer(global: &Global, client: &OneShot, id: i64, how: Steer) -> Result<Exit> {
+    let state = tasks::steer(&**client, id, how).await.map_err(in_words)?;
+    match global.json {
+        true => screen::json(&serde_json::json!({ "id": id, "state": state }))?,
+        false => screen::line(&format!("task {id} is {state}"))?,
+    }
+    Ok(Exit::Done)
+}
+
+/// How often a waiting command asks.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+async fn follow(global: &Global, client: &OneShot, id: i64, timeout: Option<Duration>) -> Result<Exit> {
+    let began = Instant::now();
+    loop {
+        let task = find(client, id).await?;
+        if task.is_over() {
+            print(global, &task)?;
+            return Ok(if task.state == "succeeded" { Exit::Done } else { Exit::Failed });
+        }
+        if timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
+            print(global, &task)?;
+            bail!("task {id} is still {} after {}", task.state, humantime::format_duration(began.elapsed()));
+        }
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+}
+
+fn print(global: &Global, task: &Shown) -> Result<()> {
+    if global.json {
+        return screen::json(task);
+    }
+    let mut table = screen::table(["task", &task.id.to_string()]);
+    let mut row = |name: &str, value: comfy_table::Cell| {
+        table.add_row([comfy_table::Cell::new(name), value]);
+    };
+    let plain = |text: String| comfy_table::Cell::new(text);
+    row("state", screen::word(&task.state, mood(&task.state)));
+    row("command", plain(task.command.clone()));
+    row("queue", plain(task.queue.clone()));
+    let tries = match task.max_attempts {
+        Some(most) => format!("{} of {most}", task.attempt),
+        None => task.attempt.to_string(),
+    };
+    row("attempt", plain(tries));
+    if let Some(parent) = task.parent_id {
+        row("parent", plain(parent.to_string()));
+    }
+    if task.children > 0 {
+        row("children", plain(format!("{}, {} not ended", task.children, task.open_children)));
+    }
+    if !task.after.is_empty() {
+        row("waits for", plain(task.after.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")));
+    }
+    row("created", plain(task.created_at.to_string()));
+    if let Some(finished) = task.finished_at {
+        row("finished", plain(finished.to_string()));
+    }
+    if let Some(result) = &task.result {
+        row("result", plain(result.text().to_owned()));
+    }
+    if let Some(error) = &task.error {
+        row("error", plain(error.clone()));
+    }
+    screen::print(&table)
+}
+
+pub(super) fn mood(state: &str) -> screen::Mood {
+    match state {
+        "succeeded" => screen::Mood::Good,
+        "failed" | "aborted" => screen::Mood::Bad,
+        "held" | "scheduled" => screen::Mood::Doubtful,
+        _ => screen::Mood::Plain,
+    }
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().chars().take(100).collect()
+}
+
+/// Our functions raise in a person's words; the rest keeps the driver's.
+pub(super) fn in_words(error: tokio_postgres::Error) -> anyhow::Error {
+    match error.as_db_error() {
+        Some(db) => {
+            let hint = db.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+            anyhow::anyhow!("{}{hint}", db.message())
+        }
+        None => anyhow::Error::new(error).context("the database"),
+    }
+}

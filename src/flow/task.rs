@@ -1,0 +1,82 @@
+//! Runs one task and hands over what became of it.
+
+use super::{
+    fiber::{Bench, End, interrupted, storable},
+    writer::Update,
+};
+use crate::{
+    handler::{self, TaskCall, TaskDone, TaskOutcome},
+    json::Json,
+    store::tasks::{Finished, Task, TaskEnd, TaskWrite},
+};
+use serde::Serialize;
+
+impl Bench {
+    /// Runs a task to its end, or until it is given up.
+    pub async fn run_task(&self, task: Task) {
+        let Some(entry) = self.handlers.get(&task.command).cloned() else {
+            // The claim asks for our commands only; a task of another is a bug, and goes back unharmed.
+            tracing::error!(command = task.command, "claimed a task of a command that is not ours");
+            return self.end_task(&task, TaskEnd::GiveBack).await;
+        };
+        let cancel = self.held.cancel_of(task.reference.token);
+        let timeout = task.timeout.unwrap_or(entry.config.timeout);
+        let call = TaskCall { task: &task, timeout };
+        let outcome = tokio::select! {
+            biased;
+            end = interrupted(&cancel, &self.now) => Err(end),
+            outcome = handler::run_task(&*entry.handler, call) => Ok(outcome),
+        };
+        match outcome {
+            Ok(TaskOutcome::Committed(finished)) => self.was_committed(&task, finished),
+            Ok(outcome) => self.end_task(&task, self.judge(&task, outcome)).await,
+            Err(End::GiveBack) => self.end_task(&task, TaskEnd::GiveBack).await,
+            // Whoever aborted it, or took it, has written its state; ours would be refused.
+            Err(End::Aborted | End::Fenced | End::Whole) => self.held.forget(task.reference.token),
+        }
+    }
+
+    fn judge(&self, task: &Task, outcome: TaskOutcome) -> TaskEnd {
+        let most = task.max_attempts.unwrap_or(self.retry.max_attempts.get() as i32);
+        match outcome {
+            TaskOutcome::Done(TaskDone { result, spawn, after }) => {
+                TaskEnd::Succeeded { result, spawn: json_of(&spawn), after: json_of(&after) }
+            }
+            TaskOutcome::Failed(error) => TaskEnd::Failed(storable(error)),
+            TaskOutcome::Retry { error, after } if task.attempt < most => {
+                let wait = after.unwrap_or_else(|| self.retry.delay(task.attempt as u32));
+                TaskEnd::Retry { error: storable(error), wait }
+            }
+            TaskOutcome::Retry { error, .. } => TaskEnd::Failed(storable(error)),
+            TaskOutcome::Committed(_) => TaskEnd::GiveBack,
+        }
+    }
+
+    async fn end_task(&self, task: &Task, end: TaskEnd) {
+        self.hand_over(Update::Task(TaskWrite { task: task.reference, parent: task.parent, end })).await;
+    }
+
+    /// The handler's own transaction ended the task; what follows from that commit follows now.
+    fn was_committed(&self, task: &Task, finished: Option<Finished>) {
+        self.held.forget(task.reference.token);
+        match finished {
+            Some(finished) => {
+                self.metrics.count_task(&finished.state);
+                if let Some(scope) = finished.scope {
+                    self.checks.ask(scope);
+                }
+            }
+            None => {
+                self.metrics.fenced.inc();
+                tracing::warn!(
+                    task = task.reference.id,
+                    "this task is somebody else's now; its effects were rolled back"
+                );
+            }
+        }
+    }
+}
+
+fn json_of<T: Serialize>(things: &[T]) -> Option<Json> {
+    if things.is_empty() { None } else { Json::of(&things).ok() }
+}

@@ -1,0 +1,227 @@
+//! The dispatcher of a queue's tasks: shares the fibers with the queue's blocks.
+
+use super::fiber::Bench;
+use crate::{
+    backoff,
+    periodic::describe,
+    queue::{self, Mode},
+    store::{
+        LONGEST_BACKOFF,
+        tasks::{self, Scope, Task, WantedTasks},
+    },
+    worker_id::WorkerId,
+};
+use deadpool_postgres::{Object, PoolError};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// Tasks of one claim, at most.
+const AT_ONCE: usize = 8;
+/// Every so many claims priority does not count, so that nothing waits for ever.
+const IGNORE_PRIORITY_EVERY: u64 = 16;
+/// A claim whose reply was lost may still be under way; after this long it is not.
+const DOUBTFUL_FOR: Duration = Duration::from_secs(60);
+
+#[derive(Debug, thiserror::Error)]
+pub enum TaskClaimError {
+    #[error("no connection to claim with")]
+    Connect(#[from] PoolError),
+    #[error("could not claim tasks")]
+    Query(#[from] tokio_postgres::Error),
+}
+
+/// Claims tasks for one queue and runs them.
+#[derive(Debug)]
+pub struct TaskDispatcher {
+    pub queue: String,
+    pub settings: queue::Config,
+    pub poll_interval: Duration,
+    pub worker: WorkerId,
+    pub bench: Arc<Bench>,
+    /// The queue's idle fibers, shared with its blocks.
+    pub idle: Arc<Semaphore>,
+    /// Somebody enqueued to this queue.
+    pub wake: Arc<Notify>,
+    /// Whether outcomes can be written.
+    pub writable: watch::Receiver<bool>,
+}
+
+struct Running {
+    dispatcher: TaskDispatcher,
+    fibers: JoinSet<()>,
+    claims: u64,
+    /// Tokens sent with claims whose reply never came.
+    doubtful: Vec<(Uuid, Instant)>,
+}
+
+impl TaskDispatcher {
+    /// Works until `stop`; then lets the tasks in hand come to their end.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut running =
+            Running { dispatcher: self, fibers: JoinSet::new(), claims: 0, doubtful: Vec::new() };
+        running.dispatch(&stop).await;
+        running.adopt_last().await;
+        while running.fibers.join_next().await.is_some() {}
+    }
+}
+
+impl Running {
+    async fn dispatch(&mut self, stop: &CancellationToken) {
+        let mut failures = 0;
+        while !stop.is_cancelled() {
+            let pause = match self.round(stop).await {
+                Ok(claimed) => {
+                    failures = 0;
+                    if claimed > 0 {
+                        continue;
+                    }
+                    self.dispatcher.poll_interval
+                }
+                Err(error) => {
+                    failures += 1;
+                    if failures == 1 {
+                        let queue = &self.dispatcher.queue;
+                        tracing::warn!(queue, error = describe(&error), "cannot claim tasks; trying again");
+                    }
+                    backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, failures)
+                }
+            };
+            let woken = tokio::time::timeout(pause, self.dispatcher.wake.notified());
+            if stop.run_until_cancelled(woken).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Looks whether there is anything before it takes a fiber away from the queue's rows.
+    async fn round(&mut self, stop: &CancellationToken) -> Result<usize, TaskClaimError> {
+        while self.fibers.try_join_next().is_some() {}
+        let client = self.dispatcher.bench.store.general.get().await?;
+        let due = tasks::due(&client, &self.dispatcher.queue).await?;
+        drop(client);
+        if !due && self.doubtful.is_empty() {
+            return Ok(0);
+        }
+        // Waiting for a fiber may be cut short; a claim that has begun is finished.
+        match stop.run_until_cancelled(self.idle_fibers()).await {
+            Some(permits) => self.claim_for(permits).await,
+            None => Ok(0),
+        }
+    }
+
+    async fn idle_fibers(&mut self) -> Vec<OwnedSemaphorePermit> {
+        if self.dispatcher.writable.wait_for(|open| *open).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        let Ok(first) = Arc::clone(&self.dispatcher.idle).acquire_owned().await else {
+            return std::future::pending().await;
+        };
+        let mut permits = vec![first];
+        while permits.len() < AT_ONCE
+            && let Ok(more) = Arc::clone(&self.dispatcher.idle).try_acquire_owned()
+        {
+            permits.push(more);
+        }
+        permits
+    }
+
+    async fn claim_for(&mut self, mut permits: Vec<OwnedSemaphorePermit>) -> Result<usize, TaskClaimError> {
+        let client = self.dispatcher.bench.store.claims.get().await?;
+        let mut claimed = self.adopt(&client).await?;
+        let missing = permits.len().saturating_sub(claimed.len());
+        if missing > 0 {
+            claimed.extend(self.claim(&client, missing).await?);
+        }
+        drop(client);
+        let count = claimed.len();
+        for task in claimed {
+            self.start(task, permits.pop());
+        }
+        Ok(count)
+    }
+
+    async fn claim(&mut self, client: &Object, count: usize) -> Result<Vec<Task>, TaskClaimError> {
+        self.claims += 1;
+        let dispatcher = &self.dispatcher;
+        let commands = dispatcher.bench.handlers.commands();
+        let scope = match dispatcher.settings.mode {
+            Mode::Parallel => Scope::Any,
+            Mode::Structured => match tasks::focus(client, &dispatcher.queue, &commands).await? {
+                Some(scope) => Scope::Of(scope),
+                None => Scope::TopLevel,
+            },
+        };
+        let tokens = dispatcher.bench.held.announce(count);
+        let wanted = WantedTasks {
+            queue: &dispatcher.queue,
+            worker: dispatcher.worker.as_str(),
+            tokens: &tokens,
+            commands: &commands,
+            scope,
+            ignore_priority: self.claims.is_multiple_of(IGNORE_PRIORITY_EVERY),
+        };
+        match tasks::claim(client, &wanted).await {
+            Ok(claimed) => {
+                let references: Vec<_> = claimed.iter().map(|task| task.reference).collect();
+                dispatcher.bench.held.settle_tasks(&tokens, &references);
+                Ok(claimed)
+            }
+            Err(error) => {
+                // The statement may have committed without our knowing; the tokens stay announced.
+                self.doubtful.extend(tokens.iter().map(|token| (*token, Instant::now())));
+                Err(error.into())
+            }
+        }
+    }
+
+    fn start(&mut self, task: Task, permit: Option<OwnedSemaphorePermit>) {
+        let bench = Arc::clone(&self.dispatcher.bench);
+        self.fibers.spawn(async move {
+            bench.run_task(task).await;
+            drop(permit);
+        });
+    }
+
+    /// Tasks of claims whose reply was lost are ours all the same.
+    async fn adopt(&mut self, client: &Object) -> Result<Vec<Task>, TaskClaimError> {
+        if self.doubtful.is_empty() {
+            return Ok(Vec::new());
+        }
+        let held = &self.dispatcher.bench.held;
+        let tokens: Vec<Uuid> = self.doubtful.iter().map(|(token, _)| *token).collect();
+        let found = tasks::find(client, &tokens).await?;
+        let references: Vec<_> = found.iter().map(|task| task.reference).collect();
+        held.settle_tasks(&[], &references);
+        self.doubtful.retain(|(token, since)| {
+            let is_found = references.iter().any(|reference| reference.token == *token);
+            let keep = !is_found && since.elapsed() < DOUBTFUL_FOR;
+            if !keep && !is_found {
+                held.forget(*token);
+            }
+            keep
+        });
+        Ok(found)
+    }
+
+    async fn adopt_last(&mut self) {
+        if self.doubtful.is_empty() {
+            return;
+        }
+        let adopted = match self.dispatcher.bench.store.claims.get().await {
+            Ok(client) => self.adopt(&client).await,
+            Err(error) => Err(error.into()),
+        };
+        match adopted {
+            Ok(tasks) => tasks.into_iter().for_each(|task| self.start(task, None)),
+            Err(error) => tracing::warn!(error = describe(&error), "lost claims are left to the recovery"),
+        }
+    }
+}

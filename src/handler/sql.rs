@@ -1,0 +1,208 @@
+//! `sql` handlers: a procedure of the user's, its effects and the outcome in one transaction. Exactly once.
+
+mod name;
+
+pub use name::{NameError, QualifiedName};
+
+use super::{Config, Handler, Outcome, RowCall, TaskCall, TaskOutcome};
+use crate::{
+    backoff,
+    store::{
+        self, OpenError,
+        connect::Target,
+        tasks::{self, TaskEnd, TaskWrite},
+    },
+};
+use deadpool_postgres::{Object, Pool};
+use futures::{FutureExt, future::BoxFuture};
+use std::{sync::Arc, time::Duration};
+use tokio_postgres::{CancelToken, Error, IsolationLevel, error::SqlState};
+
+/// The connections of all sql handlers: their own, and with the role's own settings.
+#[derive(Debug)]
+pub struct Database {
+    target: Target,
+    pool: Pool,
+}
+
+impl Database {
+    pub fn open(config: &store::Config) -> Result<Arc<Self>, OpenError> {
+        let target = config.target()?;
+        let pool = target.pool(config.sql_connections, "musterd sql", None)?;
+        Ok(Arc::new(Self { target, pool }))
+    }
+}
+
+/// Calls one procedure.
+#[derive(Debug)]
+pub struct Sql {
+    call: String,
+    role: Option<String>,
+    search_path: Option<String>,
+    statement_timeout: Option<Duration>,
+    database: Arc<Database>,
+}
+
+/// Tries of one attempt when transactions get in each other's way; that is nobody's failure.
+const CONFLICT_TRIES: u32 = 3;
+
+impl Sql {
+    /// The configuration was checked; a name that is none now calls nothing and says so.
+    pub(super) fn new(config: &Config, database: Arc<Database>) -> Self {
+        let quoted = |text: &Option<String>| {
+            text.as_deref().and_then(|text| QualifiedName::parse(text).ok()).map(|name| name.to_string())
+        };
+        Self {
+            call: format!("CALL {}($1, $2)", quoted(&config.procedure).unwrap_or_else(|| "\"\"".into())),
+            role: quoted(&config.role),
+            search_path: config.search_path.clone(),
+            statement_timeout: config.statement_timeout,
+            database,
+        }
+    }
+
+    async fn attempt(&self, call: &TaskCall<'_>) -> TaskOutcome {
+        for conflict in 1.. {
+            let client = match self.database.pool.get().await {
+                Ok(client) => client,
+                Err(error) => {
+                    return TaskOutcome::Retry {
+                        error: format!("no connection for sql handlers: {error}"),
+                        after: None,
+                    };
+                }
+            };
+            let mut session = Session::new(client, &self.database.target);
+            match self.transact(session.client(), call).await {
+                Ok(outcome) => {
+                    session.finish();
+                    return outcome;
+                }
+                Err(error) if is_conflict(&error) && conflict < CONFLICT_TRIES => {
+                    tokio::time::sleep(backoff::delay(
+                        Duration::from_millis(20),
+                        Duration::from_millis(200),
+                        conflict,
+                    ))
+                    .await;
+                }
+                // Whatever the connection's state is now, nobody else should inherit it.
+                Err(error) => return TaskOutcome::Retry { error: told(&error), after: None },
+            }
+        }
+        unreachable!("the loop ends by returning")
+    }
+
+    /// No lock is taken before the call: a procedure may take its time.
+    async fn transact(&self, client: &mut Object, call: &TaskCall<'_>) -> Result<TaskOutcome, Error> {
+        let task = call.task;
+        // Stated, not taken from the role's defaults; a COMMIT inside the procedure then fails, as it must.
+        let transaction =
+            client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
+        transaction.batch_execute(&self.settings(call.timeout)).await?;
+        transaction.execute(&self.call, &[&task.reference.id, &task.payload]).await?;
+        transaction.batch_execute("RESET ROLE; SET LOCAL search_path = pg_catalog, pg_temp").await?;
+        let end = TaskEnd::Succeeded { result: None, spawn: None, after: None };
+        let write = [TaskWrite { task: task.reference, parent: task.parent, end }];
+        match tasks::finish_if_held(&*transaction, &write).await?.remove(&task.reference.id) {
+            Some(finished) => {
+                crate::failpoint!("sql.before_commit");
+                transaction.commit().await?;
+                crate::failpoint!("sql.committed");
+                Ok(TaskOutcome::Committed(Some(finished)))
+            }
+            None => {
+                // Somebody else has the task: our effects vanish.
+                transaction.rollback().await?;
+                Ok(TaskOutcome::Committed(None))
+            }
+        }
+    }
+
+    fn settings(&self, timeout: Duration) -> String {
+        let limit = self.statement_timeout.unwrap_or(timeout).min(timeout).as_millis().max(1);
+        let mut sql = format!("SET LOCAL statement_timeout = {limit}");
+        if let Some(path) = &self.search_path {
+            let quoted: Vec<String> = path.split(',').map(|schema| name::quote(schema.trim())).collect();
+            sql.push_str(&format!("; SET LOCAL search_path = {}", quoted.join(", ")));
+        }
+        if let Some(role) = &self.role {
+            sql.push_str(&format!("; SET LOCAL ROLE {role}"));
+        }
+        sql
+    }
+}
+
+impl Handler for Sql {
+    fn takes_rows(&self) -> bool {
+        false
+    }
+
+    fn row<'a>(&'a self, _: RowCall<'a>) -> BoxFuture<'a, Outcome> {
+        let refusal = "this sql handler runs tasks; rows are not given to it".to_owned();
+        futures::future::ready(Outcome::Failed(refusal)).boxed()
+    }
+
+    fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {
+        async move { self.attempt(&call).await }.boxed()
+    }
+}
+
+fn is_conflict(error: &Error) -> bool {
+    matches!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED))
+}
+
+/// An exception of the procedure in the words of whoever raised it.
+fn told(error: &Error) -> String {
+    let Some(db) = error.as_db_error() else { return crate::periodic::describe(error) };
+    let mut text = format!("{} (SQLSTATE {})", db.message(), db.code().code());
+    let more = [("detail", db.detail()), ("hint", db.hint()), ("context", db.where_())];
+    for (what, words) in more.into_iter().filter_map(|(what, words)| Some((what, words?))) {
+        text.push_str(&format!("\n{what}: {words}"));
+    }
+    if *db.code() == SqlState::INVALID_TRANSACTION_TERMINATION {
+        text.push_str(
+            "\nhint: a procedure must not COMMIT or ROLLBACK: its effects and its outcome commit together",
+        );
+    }
+    text
+}
+
+/// A connection in use. One that is dropped in the middle (a timeout, an abort) is taken out of the pool and its query
+/// cancelled: dropping a future does not stop what the server is doing.
+struct Session {
+    client: Option<Object>,
+    cancel: CancelToken,
+    target: Target,
+}
+
+impl Session {
+    fn new(client: Object, target: &Target) -> Self {
+        Self { cancel: client.cancel_token(), client: Some(client), target: target.clone() }
+    }
+
+    fn client(&mut self) -> &mut Object {
+        self.client.as_mut().expect("there until finish, which takes the session")
+    }
+
+    /// The transaction is over; the connection may serve somebody else.
+    fn finish(mut self) {
+        drop(self.client.take());
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let Some(client) = self.client.take() else { return };
+        drop(Object::take(client));
+        let (cancel, target) = (self.cancel.clone(), self.target.clone());
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "Drop cannot wait; the request is bounded and nobody needs its answer"
+        )]
+        tokio::spawn(async move {
+            // A server that cannot be reached will notice the broken connection by itself.
+            let _ = tokio::time::timeout(Duration::from_secs(5), target.cancel(&cancel)).await;
+        });
+    }
+}

@@ -1,0 +1,66 @@
+//! Queues: what is in them, and whether they are paused.
+
+use serde::Serialize;
+use tokio_postgres::{Error, GenericClient};
+
+/// A queue as people see it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Shown {
+    pub name: String,
+    pub paused: bool,
+    pub mode: String,
+    pub fibers: Option<i32>,
+    pub block_size: Option<i32>,
+    pub tasks_queued: i64,
+    pub tasks_scheduled: i64,
+    pub tasks_running: i64,
+    pub batches_open: i64,
+    pub rows_queued: i64,
+    /// Workers alive that serve it.
+    pub workers: i64,
+}
+
+/// Every queue that is declared or has work.
+pub async fn list(client: &impl GenericClient) -> Result<Vec<Shown>, Error> {
+    const SQL: &str = "WITH names AS (
+            SELECT q.name FROM musterd.queues q
+            UNION SELECT t.queue FROM musterd.tasks t WHERE t.state IN ('queued', 'scheduled', 'running', 'waiting')
+            UNION SELECT b.queue FROM musterd.batches b WHERE b.summarized_at IS NULL)
+        SELECT n.name, COALESCE(q.paused, false) AS paused, COALESCE(q.mode, 'parallel') AS mode, q.fibers, q.block_size,
+               (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.queue = n.name AND t.state = 'queued') AS tasks_queued,
+               (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.queue = n.name AND t.state = 'scheduled')
+                   AS tasks_scheduled,
+               (SELECT pg_catalog.count(*) FROM musterd.tasks t
+                 WHERE t.queue = n.name AND t.state = 'running' AND t.worker IS NOT NULL) AS tasks_running,
+               (SELECT pg_catalog.count(*) FROM musterd.batches b WHERE b.queue = n.name AND b.summarized_at IS NULL)
+                   AS batches_open,
+               (SELECT COALESCE(pg_catalog.sum(b.rows - b.next_line + 1), 0)::bigint FROM musterd.batches b
+                 WHERE b.queue = n.name AND b.summarized_at IS NULL AND NOT b.aborting) AS rows_queued,
+               (SELECT pg_catalog.count(*) FROM musterd.workers w
+                 WHERE w.state IN ('alive', 'draining') AND n.name = ANY (w.queues)) AS workers
+          FROM names n LEFT JOIN musterd.queues q ON q.name = n.name
+         ORDER BY n.name";
+    let shown = |row: &tokio_postgres::Row| Shown {
+        name: row.get("name"),
+        paused: row.get("paused"),
+        mode: row.get("mode"),
+        fibers: row.get("fibers"),
+        block_size: row.get("block_size"),
+        tasks_queued: row.get("tasks_queued"),
+        tasks_scheduled: row.get("tasks_scheduled"),
+        tasks_running: row.get("tasks_running"),
+        batches_open: row.get("batches_open"),
+        rows_queued: row.get("rows_queued"),
+        workers: row.get("workers"),
+    };
+    Ok(client.query(SQL, &[]).await?.iter().map(shown).collect())
+}
+
+/// Nothing new starts in this queue until it is resumed, on any replica, whatever restarts meanwhile.
+pub async fn pause(client: &impl GenericClient, name: &str) -> Result<(), Error> {
+    client.query("SELECT musterd.pause_queue($1)", &[&name]).await.map(|_| ())
+}
+
+pub async fn resume(client: &impl GenericClient, name: &str) -> Result<(), Error> {
+    client.query("SELECT musterd.resume_queue($1)", &[&name]).await.map(|_| ())
+}

@@ -1,0 +1,434 @@
+//! Tasks: claimed, finished by their token, looked at.
+
+use crate::{failpoint, json::Json};
+use deadpool_postgres::Object;
+use serde::Serialize;
+use std::{collections::HashMap, time::Duration};
+use tokio_postgres::{Error, GenericClient, Row};
+use uuid::Uuid;
+
+/// How a worker names the task it holds; the token was made for this one claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TaskRef {
+    pub id: i64,
+    pub token: Uuid,
+}
+
+/// A task this worker holds.
+#[derive(Clone, Debug)]
+pub struct Task {
+    pub reference: TaskRef,
+    pub parent: Option<i64>,
+    pub queue: String,
+    pub command: String,
+    pub payload: Json,
+    /// The try that begins with this claim, from 1.
+    pub attempt: i32,
+    pub max_attempts: Option<i32>,
+    pub timeout: Option<Duration>,
+    pub traceparent: Option<String>,
+}
+
+/// What a claim wants.
+#[derive(Debug)]
+pub struct WantedTasks<'a> {
+    pub queue: &'a str,
+    pub worker: &'a str,
+    /// One for every task, made before the statement is sent.
+    pub tokens: &'a [Uuid],
+    pub commands: &'a [String],
+    pub scope: Scope,
+    pub ignore_priority: bool,
+}
+
+/// Which tasks a queue looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All of them: a parallel queue.
+    Any,
+    /// Those without a parent: a structured queue with no scope to work on.
+    TopLevel,
+    /// The children of this one.
+    Of(i64),
+}
+
+impl Scope {
+    /// As the claims take it: null for any, nought for top-level.
+    pub fn parameter(self) -> Option<i64> {
+        match self {
+            Self::Any => None,
+            Self::TopLevel => Some(0),
+            Self::Of(id) => Some(id),
+        }
+    }
+}
+
+const CLAIM: &str = include_str!("sql/claim_tasks.sql");
+
+/// Claims due tasks of a queue.
+pub async fn claim(client: &Object, wanted: &WantedTasks<'_>) -> Result<Vec<Task>, Error> {
+    let order = if wanted.ignore_priority { "" } else { "t.priority," };
+    let statement = client.prepare_cached(&CLAIM.replace("/*order*/", order)).await?;
+    let rows = client
+        .query(
+            &statement,
+            &[&wanted.queue, &wanted.worker, &wanted.tokens, &wanted.commands, &wanted.scope.parameter()],
+        )
+        .await?;
+    Ok(rows.iter().map(Task::read).collect())
+}
+
+/// The tasks that hold these tokens: of a claim whose reply was lost.
+pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Task>, Error> {
+    const SQL: &str =
+        "SELECT id, token, parent_id, queue, command, payload, attempt, max_attempts, traceparent,
+               (EXTRACT(EPOCH FROM timeout) * 1000)::bigint AS timeout_ms
+          FROM musterd.tasks WHERE worker IS NOT NULL AND state = 'running' AND token = ANY ($1)";
+    let statement = client.prepare_cached(SQL).await?;
+    Ok(client.query(&statement, &[&tokens]).await?.iter().map(Task::read).collect())
+}
+
+impl Task {
+    fn read(row: &Row) -> Self {
+        let milliseconds: Option<i64> = row.get("timeout_ms");
+        Self {
+            reference: TaskRef { id: row.get("id"), token: row.get("token") },
+            parent: row.get("parent_id"),
+            queue: row.get("queue"),
+            command: row.get("command"),
+            payload: row.get("payload"),
+            attempt: row.get("attempt"),
+            max_attempts: row.get("max_attempts"),
+            timeout: milliseconds.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))),
+            traceparent: row.get("traceparent"),
+        }
+    }
+}
+
+/// Whether a queue has tasks to claim; those whose time has come are made claimable first.
+pub async fn due(client: &Object, queue: &str) -> Result<bool, Error> {
+    const PROMOTE: &str = "UPDATE musterd.tasks t SET state = 'queued'
+         WHERE t.id = ANY (ARRAY (
+               SELECT d.id FROM musterd.tasks d
+                WHERE d.queue = $1 AND d.state = 'scheduled' AND d.run_at <= pg_catalog.now()
+                ORDER BY d.run_at LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED))
+           AND t.state = 'scheduled'";
+    const LOOK: &str =
+        "SELECT EXISTS (SELECT FROM musterd.tasks t WHERE t.queue = $1 AND t.state = 'queued'),
+               EXISTS (SELECT FROM musterd.tasks t
+                        WHERE t.queue = $1 AND t.state = 'scheduled' AND t.run_at <= pg_catalog.now())";
+    let look = client.prepare_cached(LOOK).await?;
+    let row = client.query_one(&look, &[&queue]).await?;
+    let (queued, scheduled): (bool, bool) = (row.get(0), row.get(1));
+    if scheduled {
+        let promote = client.prepare_cached(PROMOTE).await?;
+        client.execute(&promote, &[&queue]).await?;
+    }
+    Ok(queued || scheduled)
+}
+
+/// The scope a structured queue works on; `None`: top-level tasks are next.
+pub async fn focus(client: &Object, queue: &str, commands: &[String]) -> Result<Option<i64>, Error> {
+    let statement = client.prepare_cached("SELECT musterd.focus($1, $2)").await?;
+    Ok(client.query_one(&statement, &[&queue, &commands]).await?.get(0))
+}
+
+/// What became of one attempt of a task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskWrite {
+    pub task: TaskRef,
+    pub parent: Option<i64>,
+    pub end: TaskEnd,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum TaskEnd {
+    Succeeded {
+        result: Option<Json>,
+        /// A JSON array of children, or of siblings when a child spawns.
+        spawn: Option<Json>,
+        /// A JSON array of uncles.
+        after: Option<Json>,
+    },
+    Failed(String),
+    Retry {
+        error: String,
+        wait: Duration,
+    },
+    /// Not run, or not to its end: no attempt is charged.
+    GiveBack,
+}
+
+/// What really became of a task that was still held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    pub state: String,
+    /// The scope that may be over now.
+    pub scope: Option<i64>,
+}
+
+/// The statement that writes outcomes, for whoever has a transaction of its own around it.
+pub const FINISH: &str = "SELECT f.task_id, f.task_state::text, f.scope_id
+      FROM musterd.finish_tasks(ARRAY (
+           SELECT ROW (u.id, u.token, u.outcome, u.result, u.error, u.wait, u.spawn, u.after)::musterd.task_outcome
+             FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::text[]),
+                             pg_catalog.unnest($4::jsonb[]), pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::float8[]),
+                             pg_catalog.unnest($7::jsonb[]), pg_catalog.unnest($8::jsonb[]))
+                  AS u (id, token, outcome, result, error, wait, spawn, after))) f";
+
+/// Writes the outcomes of those tasks that are still held with their token; returns them by id.
+pub async fn finish_if_held(
+    client: &impl GenericClient,
+    writes: &[TaskWrite],
+) -> Result<HashMap<i64, Finished>, Error> {
+    let columns = Columns::of(writes);
+    let rows = client
+        .query(
+            FINISH,
+            &[
+                &columns.id,
+                &columns.token,
+                &columns.outcome,
+                &columns.result,
+                &columns.error,
+                &columns.wait,
+                &columns.spawn,
+                &columns.after,
+            ],
+        )
+        .await?;
+    Ok(rows.iter().map(|row| (row.get(0), Finished { state: row.get(1), scope: row.get(2) })).collect())
+}
+
+/// [`finish_if_held`] in a transaction of its own, isolation stated.
+pub async fn finish_in_transaction(
+    client: &Object,
+    writes: &[TaskWrite],
+) -> Result<HashMap<i64, Finished>, Error> {
+    client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    let finished = finish_if_held(&***client, writes).await?;
+    failpoint!("tasks.before_commit");
+    client.batch_execute("COMMIT").await?;
+    failpoint!("tasks.committed");
+    Ok(finished)
+}
+
+/// The writes as one array per column, for `unnest`.
+#[derive(Debug, Default)]
+pub struct Columns<'a> {
+    pub id: Vec<i64>,
+    pub token: Vec<Uuid>,
+    pub outcome: Vec<&'static str>,
+    pub result: Vec<Option<&'a Json>>,
+    pub error: Vec<Option<&'a str>>,
+    pub wait: Vec<f64>,
+    pub spawn: Vec<Option<&'a Json>>,
+    pub after: Vec<Option<&'a Json>>,
+}
+
+impl<'a> Columns<'a> {
+    pub fn of(writes: &'a [TaskWrite]) -> Self {
+        let mut columns = Self::default();
+        for write in writes {
+            columns.id.push(write.task.id);
+            columns.token.push(write.task.token);
+            let (mut result, mut error, mut wait, mut spawn, mut after) = (None, None, 0.0, None, None);
+            columns.outcome.push(match &write.end {
+                TaskEnd::Succeeded { result: given, spawn: children, after: uncles } => {
+                    (result, spawn, after) = (given.as_ref(), children.as_ref(), uncles.as_ref());
+                    "succeeded"
+                }
+                TaskEnd::Failed(reason) => {
+                    error = Some(reason.as_str());
+                    "failed"
+                }
+                TaskEnd::Retry { error: reason, wait: seconds } => {
+                    (error, wait) = (Some(reason.as_str()), seconds.as_secs_f64());
+                    "retry"
+                }
+                TaskEnd::GiveBack => "give_back",
+            });
+            columns.result.push(result);
+            columns.error.push(error);
+            columns.wait.push(wait);
+            columns.spawn.push(spawn);
+            columns.after.push(after);
+        }
+        columns
+    }
+}
+
+/// A task as people see it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Shown {
+    pub id: i64,
+    pub state: String,
+    pub parent_id: Option<i64>,
+    pub queue: String,
+    pub command: String,
+    pub priority: i32,
+    pub attempt: i32,
+    pub max_attempts: Option<i32>,
+    pub crashes: i32,
+    pub run_at: Option<jiff::Timestamp>,
+    pub created_at: jiff::Timestamp,
+    pub finished_at: Option<jiff::Timestamp>,
+    pub worker: Option<String>,
+    pub dedup_key: Option<String>,
+    pub idempotency_key: Option<String>,
+    pub children: i64,
+    pub open_children: i64,
+    /// Ids this task waits for.
+    pub after: Vec<i64>,
+    pub payload: Json,
+    pub result: Option<Json>,
+    pub error: Option<String>,
+}
+
+impl Shown {
+    fn read(row: &Row) -> Self {
+        Self {
+            id: row.get("id"),
+            state: row.get("state"),
+            parent_id: row.get("parent_id"),
+            queue: row.get("queue"),
+            command: row.get("command"),
+            priority: row.get("priority"),
+            attempt: row.get("attempt"),
+            max_attempts: row.get("max_attempts"),
+            crashes: row.get("crashes"),
+            run_at: row.get("run_at"),
+            created_at: row.get("created_at"),
+            finished_at: row.get("finished_at"),
+            worker: row.get("worker"),
+            dedup_key: row.get("dedup_key"),
+            idempotency_key: row.get("idempotency_key"),
+            children: row.get("children"),
+            open_children: row.get("open_children"),
+            after: row.get("after"),
+            payload: row.get("payload"),
+            result: row.get("result"),
+            error: row.get("error"),
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        matches!(self.state.as_str(), "succeeded" | "failed" | "aborted")
+    }
+}
+
+const SHOWN: &str = "SELECT t.id, t.state::text AS state, t.parent_id, t.queue, t.command, t.priority, t.attempt, t.max_attempts,
+           t.crashes, NULLIF(t.run_at, 'infinity') AS run_at, t.created_at, t.finished_at, t.worker, t.dedup_key,
+           t.idempotency_key, t.payload, t.result, t.error,
+           (SELECT pg_catalog.count(*) FROM musterd.tasks c WHERE c.parent_id = t.id) AS children,
+           (SELECT pg_catalog.count(*) FROM musterd.tasks c
+             WHERE c.parent_id = t.id AND c.state NOT IN ('succeeded', 'failed', 'aborted')) AS open_children,
+           ARRAY (SELECT w.after_id FROM musterd.task_waits w WHERE w.task_id = t.id ORDER BY w.after_id) AS after
+      FROM musterd.tasks t";
+
+pub async fn show(client: &impl GenericClient, id: i64) -> Result<Option<Shown>, Error> {
+    let row = client.query_opt(&format!("{SHOWN} WHERE t.id = $1"), &[&id]).await?;
+    Ok(row.map(|row| Shown::read(&row)))
+}
+
+/// Which tasks a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    pub state: Option<String>,
+    pub command: Option<String>,
+    pub queue: Option<String>,
+    pub parent: Option<i64>,
+    /// Only ids below this one: the next page.
+    pub before: Option<i64>,
+    pub limit: i64,
+}
+
+/// Newest first; a page costs the same wherever it is.
+pub async fn list(client: &impl GenericClient, filter: &Filter) -> Result<Vec<Shown>, Error> {
+    let sql = format!(
+        "{SHOWN} WHERE ($1::text IS NULL OR t.state = $1::musterd.state) AND ($2::text IS NULL OR t.command = $2)
+           AND ($3::text IS NULL OR t.queue = $3) AND ($4::bigint IS NULL OR t.parent_id = $4)
+           AND ($5::bigint IS NULL OR t.id < $5)
+           AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id)
+         ORDER BY t.id DESC LIMIT $6"
+    );
+    let rows = client
+        .query(
+            &sql,
+            &[&filter.state, &filter.command, &filter.queue, &filter.parent, &filter.before, &filter.limit],
+        )
+        .await?;
+    Ok(rows.iter().map(Shown::read).collect())
+}
+
+/// What an operator may do to a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steer {
+    Abort,
+    Retry,
+    Hold,
+    Release,
+}
+
+/// Does it, and returns the state afterwards.
+pub async fn steer(client: &impl GenericClient, id: i64, steer: Steer) -> Result<String, Error> {
+    let sql = match steer {
+        Steer::Abort => "SELECT musterd.abort($1)",
+        Steer::Retry => "SELECT musterd.retry_task($1)",
+        Steer::Hold => "SELECT musterd.hold($1)",
+        Steer::Release => "SELECT musterd.release($1)",
+    };
+    Ok(client.query_one(sql, &[&id]).await?.get(0))
+}
+
+/// A task to be.
+#[derive(Clone, Debug)]
+pub struct NewTask {
+    pub command: String,
+    pub payload: Json,
+    pub queue: Option<String>,
+    pub priority: Option<i32>,
+    pub delay: Option<Duration>,
+    pub run_at: Option<jiff::Timestamp>,
+    pub max_attempts: Option<i32>,
+    pub timeout: Option<Duration>,
+    pub dedup_key: Option<String>,
+    pub dedup_replace: bool,
+    pub idempotency_key: Option<String>,
+    /// Tasks and batches to wait for.
+    pub after: Vec<i64>,
+}
+
+/// Enqueues a task; the id may be that of an earlier one with the same key.
+pub async fn enqueue(client: &impl GenericClient, task: &NewTask) -> Result<i64, Error> {
+    const PLAIN: &str = "SELECT musterd.enqueue($1, $2, queue => $3, priority => $4, run_at => $5,
+               delay => pg_catalog.make_interval(secs => $6::float8), max_attempts => $7,
+               timeout => pg_catalog.make_interval(secs => $8::float8), dedup_key => $9, dedup_replace => $10,
+               idempotency_key => $11)";
+    const AFTER: &str = "SELECT musterd.enqueue_after($1, $2, $12, queue => $3, priority => $4, run_at => $5,
+               delay => pg_catalog.make_interval(secs => $6::float8), max_attempts => $7,
+               timeout => pg_catalog.make_interval(secs => $8::float8), dedup_key => $9, dedup_replace => $10,
+               idempotency_key => $11)";
+    let delay = task.delay.map(|delay| delay.as_secs_f64());
+    let timeout = task.timeout.map(|timeout| timeout.as_secs_f64());
+    let mut params: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> = vec![
+        &task.command,
+        &task.payload,
+        &task.queue,
+        &task.priority,
+        &task.run_at,
+        &delay,
+        &task.max_attempts,
+        &timeout,
+        &task.dedup_key,
+        &task.dedup_replace,
+        &task.idempotency_key,
+    ];
+    let sql = if task.after.is_empty() {
+        PLAIN
+    } else {
+        params.push(&task.after);
+        AFTER
+    };
+    Ok(client.query_one(sql, &params).await?.get(0))
+}
