@@ -10,6 +10,7 @@ mod run;
 mod screen;
 mod submit;
 mod task;
+mod why;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
@@ -72,6 +73,9 @@ enum Command {
     /// See, pause and resume queues.
     #[command(subcommand)]
     Queue(queue::QueueCommand),
+    /// Say why a batch, a task or a queue is not moving, and what to do.
+    #[command(subcommand)]
+    Why(why::Why),
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -108,6 +112,7 @@ impl Cli {
             Command::Enqueue(command) => command.execute(&global).await,
             Command::Task(command) => command.execute(&global).await,
             Command::Queue(command) => command.execute(&global).await,
+            Command::Why(command) => command.execute(&global).await,
             Command::Config(command) => command.execute(&global),
             Command::Doctor(command) => command.execute(&global).await,
         }

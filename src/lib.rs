@@ -32,3 +32,4 @@ pub mod daemon;
 pub mod doctor;
 pub mod http;
 pub mod supervisor;
+pub mod why;

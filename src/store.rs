@@ -10,6 +10,7 @@ pub mod listen;
 pub mod migrate;
 mod pools;
 pub mod queues;
+pub mod reasons;
 pub mod submissions;
 pub mod tasks;
 pub mod workers;
