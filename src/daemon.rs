@@ -158,6 +158,7 @@ impl Daemon {
                 idle: Arc::clone(&idle),
                 wake: wake_tasks,
                 writable: writable.clone(),
+                drain: stop.drain.clone(),
             };
             supervisor.once("tasks", Stage::Work, |stop| async move {
                 task_dispatcher.run(stop).await;
@@ -172,6 +173,7 @@ impl Daemon {
                 idle,
                 wake,
                 writable: writable.clone(),
+                drain: stop.drain.clone(),
             };
             supervisor.once("queue", Stage::Work, |stop| async move {
                 dispatcher.run(stop).await;

@@ -202,7 +202,7 @@ impl Registry {
 
 /// Runs one row within its time; a panic or a late handler is a failed try, never more.
 pub async fn run_row(handler: &dyn Handler, call: RowCall<'_>, timeout: Duration) -> Outcome {
-    match guarded(handler.row(call), timeout).await {
+    match guarded(async { handler.row(call).await }, timeout).await {
         Ok(outcome) => outcome,
         Err(error) => Outcome::Retry { error, after: None },
     }
@@ -211,13 +211,14 @@ pub async fn run_row(handler: &dyn Handler, call: RowCall<'_>, timeout: Duration
 /// Runs one task within its time, as [`run_row`] does a row.
 pub async fn run_task(handler: &dyn Handler, call: TaskCall<'_>) -> TaskOutcome {
     let timeout = call.timeout;
-    match guarded(handler.task(call), timeout).await {
+    match guarded(async { handler.task(call).await }, timeout).await {
         Ok(outcome) => outcome,
         Err(error) => TaskOutcome::Retry { error, after: None },
     }
 }
 
-async fn guarded<T>(work: BoxFuture<'_, T>, timeout: Duration) -> Result<T, String> {
+/// The call itself is made within: a handler may panic before it has a future to give.
+async fn guarded<T>(work: impl Future<Output = T>, timeout: Duration) -> Result<T, String> {
     match tokio::time::timeout(timeout, AssertUnwindSafe(work).catch_unwind()).await {
         Ok(Ok(outcome)) => Ok(outcome),
         Ok(Err(panic)) => {

@@ -214,6 +214,8 @@ impl Running {
     /// Stops stage after stage. At the end of the grace `stop.now` asks for what runs to be given back.
     async fn drain(mut self, died: Option<PartDied>, stop: &Stop, grace: Duration) -> Ended {
         self.draining.store(true, Ordering::SeqCst);
+        // Also when a part's death is what began it: whoever takes in work stops at this word.
+        stop.drain.cancel();
         let began = Instant::now();
         let give_back_at = tokio::time::Instant::now() + grace;
         let mut stuck = Vec::new();

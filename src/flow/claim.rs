@@ -74,6 +74,8 @@ pub struct Dispatcher {
     pub wake: Arc<Notify>,
     /// Whether outcomes can be written.
     pub writable: watch::Receiver<bool>,
+    /// Claim nothing more. Comes before the stop of this stage, which waits for the stages before it.
+    pub drain: CancellationToken,
 }
 
 /// The state of a running dispatcher.
@@ -87,16 +89,18 @@ struct Running {
 }
 
 impl Dispatcher {
-    /// Works until `stop`; then lets the blocks in hand come to their end.
+    /// Claims until the drain, then lets the blocks in hand come to their end; returns when told to `stop`.
     pub async fn run(self, stop: CancellationToken) {
+        let drain = self.drain.clone();
         let idle = Arc::clone(&self.idle);
         let mut running =
             Running { dispatcher: self, idle, fibers: JoinSet::new(), claims: 0, doubtful: Vec::new() };
-        running.dispatch(&stop).await;
+        running.dispatch(&drain).await;
         running.adopt_last().await;
         while let Some(ended) = running.fibers.join_next().await {
             report(ended);
         }
+        stop.cancelled().await;
     }
 }
 
@@ -105,6 +109,10 @@ impl Running {
     async fn dispatch(&mut self, stop: &CancellationToken) {
         let mut failures = 0;
         while let Some(permits) = stop.run_until_cancelled(self.idle_fibers()).await {
+            if stop.is_cancelled() {
+                // The last fibers became idle because of it.
+                return;
+            }
             let pause = match self.claim_for(permits).await {
                 Ok(claimed) => {
                     failures = 0;
@@ -188,10 +196,27 @@ impl Running {
 
     async fn claim(&mut self, count: usize) -> Result<Vec<Block>, BlockError> {
         let client = self.dispatcher.bench.store.claims.get().await?;
+        let mut claimed = Vec::new();
+        let Err(error) = self.claim_into(&mut claimed, &client, count).await else { return Ok(claimed) };
+        // The session may be in any state, or lead to a server that is read-only now; a new one is cheap.
+        drop(deadpool_postgres::Object::take(client));
+        if claimed.is_empty() {
+            return Err(error);
+        }
+        // What was claimed before the error is ours, and nobody else would run it. The error will come again.
+        Ok(claimed)
+    }
+
+    async fn claim_into(
+        &mut self,
+        claimed: &mut Vec<Block>,
+        client: &deadpool_postgres::Object,
+        count: usize,
+    ) -> Result<(), BlockError> {
         let held = self.dispatcher.bench.held.clone();
-        let mut claimed = self.adopt(&client, &held).await?;
+        claimed.extend(self.adopt(client, &held).await?);
         if claimed.len() >= count {
-            return Ok(claimed);
+            return Ok(());
         }
         self.claims += 1;
         let by_turns = [Kind::Free, Kind::Fresh];
@@ -206,9 +231,9 @@ impl Running {
                 0 => Priorities::NotBehindTheOther,
                 _ => Priorities::Best,
             };
-            claimed.extend(self.claim_kind(&client, &held, kind, missing, priorities).await?);
+            claimed.extend(self.claim_kind(client, &held, kind, missing, priorities).await?);
         }
-        Ok(claimed)
+        Ok(())
     }
 
     async fn claim_kind(

@@ -110,20 +110,33 @@ impl Completer {
     }
 
     async fn try_complete(&self, id: i64) -> Result<Completion, CompleteError> {
-        let failed = |source| CompleteError::Query { id, source };
         let mut client = self.store.general.get().await?;
-        let closed = match batches::look(&client, id).await.map_err(failed)? {
+        let answer = self.try_complete_with(&mut client, id).await;
+        if answer.is_err() {
+            // The session may be in any state, or lead to a server that is read-only now; a new one is cheap.
+            drop(deadpool_postgres::Object::take(client));
+        }
+        answer
+    }
+
+    async fn try_complete_with(
+        &self,
+        client: &mut deadpool_postgres::Object,
+        id: i64,
+    ) -> Result<Completion, CompleteError> {
+        let failed = |source| CompleteError::Query { id, source };
+        let closed = match batches::look(client, id).await.map_err(failed)? {
             Look::Nothing => return Ok(Completion::Open),
             Look::Parent => None,
             Look::Closed(closed) => Some(closed),
         };
         failpoint!("complete.counted");
-        let answer = batches::complete(&mut client, id, closed.as_ref()).await.map_err(failed)?;
+        let answer = batches::complete(client, id, closed.as_ref()).await.map_err(failed)?;
         failpoint!("complete.committed");
         if answer == Completion::Completed {
             self.metrics.batches_completed.inc();
             tracing::info!(scope = id, rows = closed.as_ref().map(|c| c.rows), "finished");
-            self.tell(&client, id).await;
+            self.tell(client, id).await;
         }
         Ok(answer)
     }
@@ -182,6 +195,8 @@ impl CheckLoop {
                     }
                 }
                 () = tokio::time::sleep_until(pause), if !desk.pending.is_empty() && !desk.may_start() => {}
+                // Nobody can ask, nothing is under way, and what was pending was not over, or may start again.
+                else => {}
             }
             while let Ok(id) = self.asked.try_recv() {
                 desk.ask(id);

@@ -32,6 +32,7 @@ const PAGE_BYTES: usize = 4 << 20;
 const FIRST_PAGE: usize = 64;
 /// Outcomes handed over together; slow rows are handed over as they come.
 const CHUNK: usize = 100;
+const CHUNK_BYTES: usize = 1 << 20;
 const CHUNK_AGE: Duration = Duration::from_millis(100);
 
 /// Everything a fiber needs; shared by all of them.
@@ -93,6 +94,7 @@ impl Bench {
             facts: &facts,
             cancel: &cancel,
             chunk: Vec::new(),
+            chunk_bytes: 0,
             chunk_began: Instant::now(),
             close: Close::default(),
             next_line: block.first,
@@ -190,6 +192,7 @@ struct Work<'a> {
     facts: &'a BatchFacts,
     cancel: &'a Cancel,
     chunk: Vec<RowWrite>,
+    chunk_bytes: usize,
     chunk_began: Instant,
     close: Close,
     /// The first line that has not been run.
@@ -240,17 +243,37 @@ impl Work<'_> {
             context: &self.facts.context,
             attempt: self.block.attempt,
         };
-        let outcome = tokio::select! {
-            biased;
-            end = interrupted(self.cancel, &self.bench.now) => return Some(end),
-            outcome = handler::run_row(&*self.entry.handler, call, timeout) => outcome,
+        let (bench, cancel, handler) = (self.bench, self.cancel, &*self.entry.handler);
+        let handling = async {
+            tokio::select! {
+                biased;
+                end = interrupted(cancel, &bench.now) => Err(end),
+                outcome = handler::run_row(handler, call, timeout) => Ok(outcome),
+            }
+        };
+        let outcome = match self.handing_over_meanwhile(handling).await {
+            Ok(outcome) => outcome,
+            Err(end) => return Some(end),
         };
         self.next_line = row.line + 1;
         self.take_down(row.line, outcome);
-        if self.chunk.len() >= CHUNK || self.chunk_began.elapsed() >= CHUNK_AGE {
+        let is_full = self.chunk.len() >= CHUNK || self.chunk_bytes >= CHUNK_BYTES;
+        if is_full || self.chunk_began.elapsed() >= CHUNK_AGE {
             self.hand_over_chunk().await;
         }
         None
+    }
+
+    /// Earlier outcomes do not wait for a slow row.
+    async fn handing_over_meanwhile<T>(&mut self, handling: impl Future<Output = T>) -> T {
+        let mut handling = std::pin::pin!(handling);
+        let old = tokio::time::Instant::from_std(self.chunk_began + CHUNK_AGE);
+        tokio::select! {
+            biased;
+            handled = &mut handling => return handled,
+            () = tokio::time::sleep_until(old), if !self.chunk.is_empty() => {}
+        }
+        tokio::join!(handling, self.hand_over_chunk()).0
     }
 
     fn take_down(&mut self, line: i32, outcome: Outcome) {
@@ -269,7 +292,9 @@ impl Work<'_> {
             }
             Outcome::Retry { error, .. } => (Verdict::Failed(storable(error)), None),
         };
-        self.chunk.push(RowWrite { line, attempt, verdict, outputs });
+        let write = RowWrite { line, attempt, verdict, outputs };
+        self.chunk_bytes += write.bytes();
+        self.chunk.push(write);
     }
 
     fn max_attempts(&self) -> i32 {
@@ -281,6 +306,7 @@ impl Work<'_> {
             return;
         }
         let rows = std::mem::take(&mut self.chunk);
+        self.chunk_bytes = 0;
         let update = BlockUpdate { block: self.block.reference, rows, close: None };
         self.bench.hand_over(Update::Block(update)).await;
     }

@@ -52,6 +52,8 @@ pub struct TaskDispatcher {
     pub wake: Arc<Notify>,
     /// Whether outcomes can be written.
     pub writable: watch::Receiver<bool>,
+    /// Stop claiming; what is in hand comes to its end.
+    pub drain: CancellationToken,
 }
 
 struct Running {
@@ -63,13 +65,15 @@ struct Running {
 }
 
 impl TaskDispatcher {
-    /// Works until `stop`; then lets the tasks in hand come to their end.
+    /// Claims until the drain, then lets the tasks in hand come to their end; returns when told to `stop`.
     pub async fn run(self, stop: CancellationToken) {
+        let drain = self.drain.clone();
         let mut running =
             Running { dispatcher: self, fibers: JoinSet::new(), claims: 0, doubtful: Vec::new() };
-        running.dispatch(&stop).await;
+        running.dispatch(&drain).await;
         running.adopt_last().await;
         while running.fibers.join_next().await.is_some() {}
+        stop.cancelled().await;
     }
 }
 

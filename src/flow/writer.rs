@@ -103,16 +103,9 @@ impl Writer for OutcomeWriter {
 }
 
 fn weight_of_block(update: &BlockUpdate) -> Weight {
-    let bytes = |row: &RowWrite| {
-        let verdict = match &row.verdict {
-            Verdict::Succeeded(result) => result.as_ref().map_or(0, |result| result.len()),
-            Verdict::Failed(error) => error.len(),
-        };
-        verdict + row.outputs.as_ref().map_or(0, |outputs| outputs.len())
-    };
     Weight {
         updates: update.rows.len().max(1) as u32,
-        bytes: update.rows.iter().map(bytes).sum(),
+        bytes: update.rows.iter().map(RowWrite::bytes).sum(),
         waited_for: update.close.is_some(),
     }
 }
@@ -172,14 +165,14 @@ impl OutcomeWriter {
                     },
                     Err(error) => {
                         self.metrics.batcher.rollbacks.inc();
-                        // The session may be in any state; a new one is cheap.
-                        drop(deadpool_postgres::Object::take(client));
                         match fault::of(&error) {
+                            // The session is as good as before, and the search for the row needs it many times.
                             Fault::Row => return Err(error),
                             Fault::Systemic => self.complain(&error),
-                            // The reply to COMMIT may be what was lost.
-                            Fault::Transient => unsure |= error.code().is_none(),
+                            Fault::Transient => unsure |= fault::is_of_connection(&error),
                         }
+                        // The session may be in any state; a new one is cheap.
+                        drop(deadpool_postgres::Object::take(client));
                         Box::new(error)
                     }
                 },

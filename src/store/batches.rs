@@ -118,7 +118,7 @@ pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<i64>, Vec
           FROM musterd.batches b
          WHERE b.id = ANY ($1) AND b.open AND b.on_budget IS NOT NULL
            AND (SELECT COALESCE(pg_catalog.sum(t.failed), 0) FROM musterd.tallies t WHERE t.batch_id = b.id)
-               > COALESCE(pg_catalog.floor(b.rows * b.max_failed_percent / 100), b.max_failed)";
+               > COALESCE(pg_catalog.floor(b.rows * b.max_failed_percent::numeric / 100), b.max_failed)";
     let statement = client.prepare_cached(SQL).await?;
     let (mut over, mut spent) = (Vec::new(), Vec::new());
     for row in client.query(&statement, &[&ids]).await? {

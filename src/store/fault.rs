@@ -37,6 +37,11 @@ fn of_sqlstate(state: &str) -> Fault {
     }
 }
 
+/// Whether the session ended with this error: then the reply to a COMMIT may be what was lost.
+pub fn is_of_connection(error: &Error) -> bool {
+    error.code().is_none_or(|state| state.code().starts_with("57P") || state.code().starts_with("08"))
+}
+
 fn caused_by_io(error: &Error) -> bool {
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {

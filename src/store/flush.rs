@@ -17,6 +17,17 @@ pub struct RowWrite {
     pub outputs: Option<Json>,
 }
 
+impl RowWrite {
+    /// The bytes its payload takes.
+    pub fn bytes(&self) -> usize {
+        let verdict = match &self.verdict {
+            Verdict::Succeeded(result) => result.as_ref().map_or(0, Json::len),
+            Verdict::Failed(error) => error.len(),
+        };
+        verdict + self.outputs.as_ref().map_or(0, Json::len)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     Succeeded(Option<Json>),
