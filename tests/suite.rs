@@ -10,5 +10,12 @@ mod suite {
     mod harness_death;
     mod migrate;
     mod objects;
+    mod replicas;
     mod schedules;
+    mod walk_crash;
+    mod walk_drain;
+    mod walk_operators;
+    mod walk_rows;
+    mod writes_poison;
+    mod writes_trouble;
 }

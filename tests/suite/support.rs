@@ -3,6 +3,8 @@
 //! Not every test uses every helper.
 #![expect(dead_code, reason = "helpers are here for the tests that are still to come")]
 
+#[path = "support/audit.rs"]
+pub(crate) mod audit;
 #[path = "support/config.rs"]
 pub(crate) mod config;
 #[path = "support/daemon.rs"]
@@ -21,3 +23,5 @@ pub(crate) mod schedule;
 pub(crate) mod services;
 #[path = "support/wait.rs"]
 pub(crate) mod wait;
+#[path = "support/worker.rs"]
+pub(crate) mod worker;

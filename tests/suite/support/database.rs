@@ -49,12 +49,30 @@ impl TestDb {
         &self.name
     }
 
+    /// Makes a user of its own with the rights of `role` and nothing else; how to connect as it.
+    pub(crate) async fn login(&self, role: &str) -> Login {
+        let name = run::unique("user");
+        let make = format!("CREATE ROLE \"{name}\" LOGIN PASSWORD 'secret' IN ROLE {role}");
+        self.client().await.batch_execute(&make).await.unwrap();
+        let mut url = url::Url::parse(&self.url).unwrap();
+        url.set_username(&name).unwrap();
+        url.set_password(Some("secret")).unwrap();
+        Login { name, url: url.into() }
+    }
+
     /// A new connection; it lives as long as the client and this database do.
     pub(crate) async fn client(&self) -> Client {
         let (client, connection) = connect(&self.url).await;
         self.connections.lock().unwrap().push(connection);
         client
     }
+}
+
+/// A user of the server; it stays until the end of the run.
+#[derive(Debug)]
+pub(crate) struct Login {
+    pub(crate) name: String,
+    pub(crate) url: String,
 }
 
 impl Drop for TestDb {
