@@ -30,6 +30,7 @@ use crate::{
 };
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
@@ -50,7 +51,13 @@ pub enum DaemonError {
 /// Runs a worker with the handlers of its configuration until `stop`.
 pub async fn run(config: Config, stop: Stop) -> Result<Ended, DaemonError> {
     let handlers = Registry::from_config(&config)?;
-    Daemon::prepare(config, handlers).await?.run(stop).await
+    match stop.drain.run_until_cancelled(Daemon::prepare(config, handlers)).await {
+        Some(daemon) => daemon?.run(stop).await,
+        None => {
+            tracing::info!("stopped before it had started");
+            Ok(Ended::default())
+        }
+    }
 }
 
 /// A daemon that has everything it needs to start.
@@ -62,16 +69,34 @@ pub struct Daemon {
     store: Store,
     health: Health,
     metrics: Metrics,
-    listener: tokio::net::TcpListener,
+    port: http::Port,
     cache: Option<StatusCache>,
 }
 
 impl Daemon {
     /// Checks database and port, and makes the worker known. Nothing is claimed yet.
+    ///
+    /// Health is answered meanwhile: a database that is slow to answer must not look like a dead process.
     pub async fn prepare(config: Config, handlers: Registry) -> Result<Self, DaemonError> {
-        let health = Health::default();
+        let (health, metrics) = (Health::default(), Metrics::default());
         health.unready(STARTING, "starting");
-        let listener = http::bind(&config.http).await?;
+        let port = http::bind(&config.http).await?;
+        let never = CancellationToken::new();
+        let serving = http::serve(port.clone(), health.clone(), metrics.clone(), never);
+        let starting = Self::start(config, handlers, port, health, metrics);
+        tokio::select! {
+            started = starting => started,
+            Err(error) = serving => Err(error.into()),
+        }
+    }
+
+    async fn start(
+        config: Config,
+        handlers: Registry,
+        port: http::Port,
+        health: Health,
+        metrics: Metrics,
+    ) -> Result<Self, DaemonError> {
         let store = Store::open(&config.database)?;
         let worker = WorkerId::new();
         let client = store.direct.open("musterd start").await?;
@@ -84,12 +109,12 @@ impl Daemon {
             liveness::Backend::Redis => Some(StatusCache::open(&config.redis)?),
             liveness::Backend::Postgres => None,
         };
-        Ok(Self { config, handlers, worker, store, health, metrics: Metrics::default(), listener, cache })
+        Ok(Self { config, handlers, worker, store, health, metrics, port, cache })
     }
 
     /// Where the HTTP port is, also when the configuration asked for any.
     pub fn address(&self) -> Option<SocketAddr> {
-        self.listener.local_addr().ok()
+        self.port.address()
     }
 
     /// Works until `stop`, then drains.
@@ -192,9 +217,9 @@ impl Daemon {
         // Both can ask for checks: they stop before the completer, which ends when nobody can.
         add_listener(&mut supervisor, &self.store, wakes, held, checks.clone());
         add_sweep(&mut supervisor, &self.store, &self.config.completion, checks);
-        let (listener, health, metrics) = (self.listener, self.health, self.metrics);
+        let (port, health, metrics) = (self.port, self.health, self.metrics);
         supervisor.once("http", Stage::Http, |stop| async move {
-            Ok(http::serve(listener, health, metrics, stop).await?)
+            Ok(http::serve(port, health, metrics, stop).await?)
         });
         supervisor
     }

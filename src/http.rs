@@ -9,8 +9,8 @@ use axum::{
     routing::get,
 };
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddr, time::Duration};
-use tokio::net::TcpListener;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 /// The `[http]` section.
@@ -36,14 +36,47 @@ pub enum HttpError {
 }
 
 /// Takes the port before anything else starts, so that a port in use is found at once.
-pub async fn bind(config: &Config) -> Result<TcpListener, HttpError> {
+pub async fn bind(config: &Config) -> Result<Port, HttpError> {
     let address = config.listen;
-    TcpListener::bind(address).await.map_err(|source| HttpError::Bind { address, source })
+    let bound = TcpListener::bind(address).await;
+    bound.map(|listener| Port(Arc::new(listener))).map_err(|source| HttpError::Bind { address, source })
 }
+
+/// A port we have. It is served twice: while the daemon starts, and then for as long as it lives.
+#[derive(Clone, Debug)]
+pub struct Port(Arc<TcpListener>);
+
+impl Port {
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.0.local_addr().ok()
+    }
+}
+
+impl axum::serve::Listener for Port {
+    type Io = TcpStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
+        loop {
+            match self.0.accept().await {
+                Ok(connection) => return connection,
+                // A caller that gave up, or no file descriptor left: both pass, the second not at once.
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+/// After `stop`, how long requests that have begun may take to end.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// Answers until `stop`.
 pub async fn serve(
-    listener: TcpListener,
+    port: Port,
     health: Health,
     metrics: Metrics,
     stop: CancellationToken,
@@ -58,10 +91,16 @@ pub async fn serve(
         ))
         .layer(tower_http::limit::RequestBodyLimitLayer::new(64 * 1024))
         .with_state(Shared { health, metrics });
-    axum::serve(listener, app)
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await
-        .map_err(|source| HttpError::Serve { source })
+    let serving = axum::serve(port, app).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let patience = async {
+        stop.cancelled().await;
+        tokio::time::sleep(LINGER).await;
+    };
+    // A caller who sends half a request and waits must not decide when the daemon ends.
+    tokio::select! {
+        served = serving.into_future() => served.map_err(|source| HttpError::Serve { source }),
+        () = patience => Ok(()),
+    }
 }
 
 #[derive(Clone, Debug)]

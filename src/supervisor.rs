@@ -98,7 +98,7 @@ pub struct PartDied {
 }
 
 /// How a run ended.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ended {
     pub died: Option<PartDied>,
     /// Parts that were still running when the last patience was gone.
