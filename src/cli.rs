@@ -89,6 +89,8 @@ pub(crate) enum Exit {
     Done,
     /// The work or the check failed.
     Failed,
+    /// The arguments or the configuration are wrong, and that has been said.
+    Usage,
 }
 
 impl From<Exit> for std::process::ExitCode {
@@ -96,6 +98,7 @@ impl From<Exit> for std::process::ExitCode {
         Self::from(match exit {
             Exit::Done => 0,
             Exit::Failed => 1,
+            Exit::Usage => 2,
         })
     }
 }
@@ -120,18 +123,24 @@ impl Cli {
 }
 
 impl Global {
-    /// What the user gave, with a running `musterd dev` beneath it when there is no file.
+    /// What the user gave, with a running `musterd dev` beneath it when that names no database.
     fn given(&self) -> Given {
-        let dev = match self.config {
-            Some(_) => None,
-            None => embedded::discover(),
-        };
+        let dev = if self.names_a_database() { None } else { embedded::discover() };
         Given {
             file: self.config.clone(),
             flags: self.set.clone(),
             env: None,
             dev: dev.map(|dev| dev::settings(&dev.url, &dev.dir)).unwrap_or_default(),
         }
+    }
+
+    /// Whether file, environment or flags say where PostgreSQL is. Then a running dev is nobody's business: its
+    /// outputs and its liveness beside another database would be a mixture that nobody asked for.
+    fn names_a_database(&self) -> bool {
+        let variable = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        self.config.is_some()
+            || ["MUSTERD__DATABASE__URL", "MUSTERD__DATABASE__URL_FILE"].into_iter().any(variable)
+            || self.set.iter().any(|flag| flag.trim_start().starts_with("database.url"))
     }
 
     /// The configuration, for a command that prints its own answer and logs only what goes wrong.

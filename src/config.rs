@@ -61,7 +61,7 @@ pub struct Shown {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the configuration has {count} problem(s):\n{problems}", count = .problems.iter().count())]
+#[error("{problems}")]
 pub struct ConfigError {
     pub problems: Problems,
 }
@@ -212,15 +212,16 @@ fn section_fields(section: &str) -> &'static [&'static str] {
 
 fn shown(leaf: &Leaf) -> Shown {
     let key = leaf.key();
-    let value = if SECRET_KEYS.contains(&key.as_str()) {
-        let secret = Secret::new(leaf.value.clone().into_string().unwrap_or_default());
-        match key.as_str() {
-            _ if secret.is_empty() => "".into(),
-            "database.url" | "database.direct_url" | "redis.url" => secret.masked_url().into(),
-            _ => REDACTED.into(),
+    let text = || Secret::new(leaf.value.clone().into_string().unwrap_or_default());
+    let value = match key.as_str() {
+        // The endpoint is no secret, but people write users and passwords into URLs.
+        "database.url" | "database.direct_url" | "redis.url" | "outputs.s3.endpoint"
+            if !text().is_empty() =>
+        {
+            text().masked_url().into()
         }
-    } else {
-        leaf.value.clone().try_deserialize().unwrap_or(serde_json::Value::Null)
+        key if SECRET_KEYS.contains(&key) && !text().is_empty() => REDACTED.into(),
+        _ => leaf.value.clone().try_deserialize().unwrap_or(serde_json::Value::Null),
     };
     Shown { key, value, source: leaf.source.clone() }
 }

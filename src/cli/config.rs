@@ -42,14 +42,12 @@ fn check(global: &Global) -> Result<Exit> {
             Err(ConfigError { problems }) => problems.iter().cloned().collect(),
         };
         screen::json(&serde_json::json!({ "ok": outcome.is_ok(), "problems": problems }))?;
+        return Ok(if outcome.is_ok() { Exit::Done } else { Exit::Usage });
     }
-    let loaded = outcome?;
-    if !global.json {
-        for warning in &loaded.warnings {
-            screen::line(&format!("warning: {warning}"))?;
-        }
-        screen::line("the configuration is good")?;
+    for warning in &outcome?.warnings {
+        screen::line(&format!("warning: {warning}"))?;
     }
+    screen::line("the configuration is good")?;
     Ok(Exit::Done)
 }
 
@@ -66,7 +64,7 @@ fn show(global: &Global) -> Result<Exit> {
     }
     let mut table = screen::table(["key", "value", "from"]);
     for value in &loaded.values {
-        table.add_row([value.key.clone(), value.value.to_string(), value.source.clone()]);
+        table.add_row([value.key.clone(), screen::value(&value.value), value.source.clone()]);
     }
     screen::print(&table)?;
     Ok(Exit::Done)

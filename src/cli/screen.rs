@@ -36,6 +36,14 @@ pub(super) fn table<const N: usize>(header: [&str; N]) -> Table {
     table
 }
 
+/// A value as a person would write it: text without quotes, unless it is empty.
+pub(super) fn value(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::String(text) if !text.is_empty() => text.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// A word that says how good or bad something is; in colour on a terminal.
 pub(super) fn word(text: &str, mood: Mood) -> Cell {
     let colour = match mood {

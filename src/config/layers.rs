@@ -79,9 +79,8 @@ impl<'a> Layers<'a> {
                 return self.problems.error(name, format!("cannot read the configuration file: {error}"));
             }
         };
-        // Parsed here first: the toml crate's own message has line, column and the offending text.
         if let Err(error) = text.parse::<toml::Table>() {
-            return self.problems.error(name, format!("not valid TOML: {}", error.to_string().trim_end()));
+            return self.problems.error(name, format!("not valid TOML{}", toml_mistake(&text, &error)));
         }
         self.lay(File::from_str(&text, FileFormat::Toml).collect(), Shape::Nested, |_| {
             format!("file {name}")
@@ -151,6 +150,16 @@ fn environment(given: &Given) -> Environment {
         Some(variables) => environment.source(Some(variables.iter().cloned().collect())),
         None => environment,
     }
+}
+
+/// Where a file stops being TOML, and why. The line itself is not quoted: it may hold a password.
+fn toml_mistake(text: &str, error: &toml::de::Error) -> String {
+    let place = error.span().and_then(|span| text.get(..span.start)).map(|before| {
+        let line = before.matches('\n').count() + 1;
+        let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+        format!(" (line {line}, column {column})")
+    });
+    format!("{}: {}", place.unwrap_or_default(), error.message().replace('\n', ", "))
 }
 
 fn variable_of(path: &[String]) -> String {

@@ -74,15 +74,16 @@ impl fmt::Display for Problem {
     }
 }
 
+/// One line that counts, then a line for each.
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.0.iter().enumerate() {
-            let line_break = if index == 0 { "" } else { "\n" };
-            let severity = match problem.severity {
-                Severity::Error => "error",
-                Severity::Warning => "warning",
-            };
-            write!(f, "{line_break}  {severity}: {problem}")?;
+        match self.0.len() {
+            1 => write!(f, "the configuration has a problem:")?,
+            count => write!(f, "the configuration has {count} problems:")?,
+        }
+        for problem in &self.0 {
+            let mark = if problem.severity == Severity::Warning { "warning: " } else { "" };
+            write!(f, "\n  {mark}{problem}")?;
         }
         Ok(())
     }
