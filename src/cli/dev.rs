@@ -1,18 +1,21 @@
 //! `musterd dev`: a private PostgreSQL and a worker, in one command.
 
 use super::{Exit, Global, screen};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use musterd::{
-    config::{Given, load},
+    config::{Config, Given, Loaded, load},
     daemon::Daemon,
     embedded::{self, EmbeddedPostgres, Options},
     handler::Registry,
-    signal,
+    http, signal,
     store::{connect::Target, migrate},
     telemetry,
 };
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,8 +51,24 @@ pub(super) fn settings(url: &str, dir: &Path) -> Vec<(String, String)> {
 impl Dev {
     pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
         let options = self.options();
+        // A mistake in the configuration is told before anything is started. The real URL is not known yet.
+        let loaded = self.load(global, "postgres://127.0.0.1/musterd", &options.dir)?;
+        telemetry::init(&telemetry::Config {
+            level: if self.demo { "warn".into() } else { loaded.config.log.level.clone() },
+            ..loaded.config.log.clone()
+        });
+        // From the first step on: whatever has begun when a signal comes is ended in order.
+        let stop = signal::Stop::default();
+        let listener = signal::Listener::new()?;
+        tokio::select! {
+            exit = self.live(global, options, &stop) => exit,
+            () = listener.listen(stop.clone()) => Ok(Exit::Failed),
+        }
+    }
+
+    async fn live(&self, global: &Global, options: Options, stop: &signal::Stop) -> Result<Exit> {
         let mut server = tokio::task::spawn_blocking(|| EmbeddedPostgres::start(options)).await??;
-        let outcome = self.work(global, &mut server).await;
+        let outcome = self.work(global, &mut server, stop).await;
         let stopped = tokio::task::spawn_blocking(|| server.stop()).await?;
         let exit = outcome?;
         stopped.context("the private PostgreSQL did not stop cleanly")?;
@@ -65,28 +84,35 @@ impl Dev {
         }
     }
 
-    async fn work(&self, global: &Global, server: &mut EmbeddedPostgres) -> Result<Exit> {
-        let mut flags: Vec<String> = settings(server.url(), server.dir())
-            .into_iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
-        flags.extend(global.set.iter().cloned());
-        let loaded = load(&Given { file: global.config.clone(), flags, env: None, dev: Vec::new() })?;
-        telemetry::init(&telemetry::Config {
-            level: if self.demo { "warn".into() } else { loaded.config.log.level.clone() },
-            ..loaded.config.log.clone()
-        });
+    fn load(&self, global: &Global, url: &str, dir: &Path) -> Result<Loaded> {
+        let own = settings(url, dir).into_iter().map(|(key, value)| format!("{key}={value}"));
+        let flags = own.chain(global.set.iter().cloned()).collect();
+        Ok(load(&Given { file: global.config.clone(), flags, env: None, dev: Vec::new() })?)
+    }
 
-        // From here on a signal drains the worker; before, it ends the process and the server with it.
-        let stop = signal::Stop::default();
-        let listener = signal::Listener::new()?;
-        let applied = bring_up_to_date(server.url()).await?;
-        let daemon = Daemon::prepare(loaded.config.clone(), Registry::from_config(&loaded.config)?).await?;
+    async fn work(
+        &self,
+        global: &Global,
+        server: &mut EmbeddedPostgres,
+        stop: &signal::Stop,
+    ) -> Result<Exit> {
+        let config = http_port_here(self.load(global, server.url(), server.dir())?).await;
+        let preparing = async {
+            let applied = bring_up_to_date(server.url()).await?;
+            let handlers = Registry::from_config(&config)?;
+            anyhow::Ok((applied, Daemon::prepare(config, handlers).await?))
+        };
+        let Some(prepared) = stop.drain.run_until_cancelled(preparing).await else {
+            return Ok(Exit::Done);
+        };
+        let (applied, daemon) = prepared?;
         server.announce()?;
         self.greet(global, server, &applied, daemon.address())?;
         let ended = tokio::select! {
             ended = daemon.run(stop.clone()) => ended?,
-            () = listener.listen(stop.clone()) => return Ok(Exit::Failed),
+            status = death_of(server) => {
+                bail!("the private PostgreSQL ended by itself ({status}); see {}/postgres.log", server.dir().display())
+            }
         };
         Ok(if ended.is_clean() { Exit::Done } else { Exit::Failed })
     }
@@ -115,6 +141,27 @@ impl Dev {
             screen::line("Ctrl-C drains the worker and stops everything.")?;
         }
         Ok(())
+    }
+}
+
+/// The usual port; another one when it is taken and nobody asked for it in particular.
+async fn http_port_here(loaded: Loaded) -> Config {
+    let asked = loaded.values.iter().any(|value| value.key == "http.listen" && value.source != "default");
+    let mut config = loaded.config;
+    if !asked && http::bind(&config.http).await.is_err() {
+        config.http.listen.set_port(0);
+    }
+    config
+}
+
+/// Waits for an end of the server that nobody asked for.
+async fn death_of(server: &EmbeddedPostgres) -> std::process::ExitStatus {
+    let mut look = tokio::time::interval(Duration::from_millis(500));
+    loop {
+        look.tick().await;
+        if let Some(status) = server.ended() {
+            return status;
+        }
     }
 }
 

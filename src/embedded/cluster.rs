@@ -1,13 +1,18 @@
 //! The data directory: made whole beside its place and renamed into it, so a death in between leaves no half of one.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
 
 use super::binaries::{Binaries, Search};
 use super::directory::{Directory, private_file};
 use super::error::EmbeddedError;
+use super::tether::Tether;
 use super::user::ServerUser;
 
 /// The role that owns everything, and its database.
@@ -105,7 +110,7 @@ impl Cluster<'_> {
         if self.directory.is_ephemeral() {
             command.arg("--no-sync");
         }
-        succeed("initdb", command.output())
+        run("initdb", command, "")
     }
 
     /// By a server of one session, before the rename: a data directory in its place always has its database.
@@ -115,15 +120,8 @@ impl Cluster<'_> {
         if self.directory.is_ephemeral() {
             command.args(["-c", "fsync=off"]);
         }
-        command.arg("template1").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut run = || {
-            let mut child = command.spawn()?;
-            if let Some(mut stdin) = child.stdin.take() {
-                writeln!(stdin, "CREATE DATABASE {NAME}")?;
-            }
-            child.wait_with_output()
-        };
-        succeed("postgres --single", run())
+        command.arg("template1");
+        run("postgres --single", command, &format!("CREATE DATABASE {NAME}\n"))
     }
 }
 
@@ -135,10 +133,28 @@ fn remove_torn(fresh: &Path) -> Result<(), EmbeddedError> {
     }
 }
 
-fn succeed(program: &'static str, run: std::io::Result<Output>) -> Result<(), EmbeddedError> {
-    let output = match run {
-        Ok(output) if output.status.success() => return Ok(()),
-        Ok(output) => format!("{}\n{}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()),
+/// Longer than `initdb` takes on the slowest machine.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(300);
+
+/// Runs a program to its end. It goes with us should we be killed, and a Ctrl-C of the terminal does not reach it:
+/// what has begun is finished, then all of it is stopped in order.
+fn run(program: &'static str, mut command: Command, input: &str) -> Result<(), EmbeddedError> {
+    command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let said = || -> std::io::Result<(Option<ExitStatus>, String)> {
+        let mut child = Tether::spawn(command, Signal::TERM)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(input.as_bytes())?;
+        }
+        let mut said = Vec::new();
+        if let Some(mut stderr) = child.stderr.take() {
+            stderr.read_to_end(&mut said)?;
+        }
+        Ok((child.wait(PROGRAM_LIMIT), String::from_utf8_lossy(&said).trim_end().to_owned()))
+    };
+    let output = match said() {
+        Ok((Some(status), _)) if status.success() => return Ok(()),
+        Ok((Some(status), said)) => format!("{status}\n{said}"),
+        Ok((None, said)) => format!("it does not end\n{said}"),
         Err(error) => error.to_string(),
     };
     Err(EmbeddedError::Program { program, output })
