@@ -49,6 +49,7 @@ pub fn init(config: &Config) {
     let registry = tracing_subscriber::registry().with(filter);
     let started = if is_json(config.format) {
         // Fields at the top level: a log store indexes `batch`, not `fields.batch`.
+        report_panics_as_events();
         registry.with(fmt::layer().json().flatten_event(true).with_writer(std::io::stderr)).try_init()
     } else {
         let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -61,7 +62,17 @@ pub fn init(config: &Config) {
     }
 }
 
-fn is_json(format: Format) -> bool {
+/// A panic's own words on stderr would be lines that are not JSON.
+fn report_panics_as_events() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        let reason = panic.payload_as_str().unwrap_or("no message");
+        tracing::error!(place, reason, "a panic");
+    }));
+}
+
+/// Whether logs in this format are JSON lines here.
+pub fn is_json(format: Format) -> bool {
     match format {
         Format::Auto => !std::io::stderr().is_terminal(),
         Format::Human => false,

@@ -3,7 +3,7 @@
 use super::{Exit, Global};
 use anyhow::Result;
 use clap::Args;
-use musterd::{config::load, daemon, signal, telemetry};
+use musterd::{config::load, daemon, periodic::describe, signal, telemetry};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,10 +24,20 @@ impl Run {
         }
         let stop = signal::Stop::default();
         let listener = signal::Listener::new()?;
+        let format = loaded.config.log.format;
         let ended = tokio::select! {
-            ended = daemon::run(loaded.config, stop.clone()) => ended?,
+            ended = daemon::run(loaded.config, stop.clone()) => ended,
             () = listener.listen(stop.clone()) => return Ok(Exit::Failed),
         };
-        Ok(if ended.is_clean() { Exit::Done } else { Exit::Failed })
+        match ended {
+            Ok(ended) if ended.is_clean() => Ok(Exit::Done),
+            Ok(_) => Ok(Exit::Failed),
+            // Whoever collects our lines expects each of them to be JSON, the last one too.
+            Err(error) if telemetry::is_json(format) => {
+                tracing::error!(error = describe(&error), "cannot run");
+                Ok(Exit::Failed)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }
