@@ -5,7 +5,11 @@ use crate::{
     liveness::{Backend, redis},
     objects,
     periodic::describe,
-    store::{connect::OneShot, health, migrate},
+    store::{
+        connect::OneShot,
+        health,
+        migrate::{self, SchemaState},
+    },
 };
 use serde::Serialize;
 use std::time::Duration;
@@ -74,7 +78,7 @@ async fn postgres(config: &Config) -> Vec<Check> {
     };
     let connection = match target.open("musterd doctor").await {
         Ok(connection) => connection,
-        Err(error) => return vec![Check::fail(NAME, describe(&error), error.hint())],
+        Err(error) => return vec![Check::fail(NAME, error.finding(), error.hint())],
     };
     let mut checks = match inside(config, &connection).await {
         Ok(checks) => checks,
@@ -94,13 +98,21 @@ async fn inside(config: &Config, connection: &OneShot) -> Result<Vec<Check>, tok
         let found = format!("version {}", server.version);
         Check::fail("PostgreSQL", found, "Muster needs PostgreSQL 14 or later")
     });
-    checks.push(match migrate::check(connection).await {
+    let schema = migrate::check(connection).await;
+    let missing = matches!(schema, Err(SchemaState::Missing));
+    checks.push(match schema {
         Ok(()) => Check::pass("schema", "up to date"),
-        Err(state) => {
-            Check::fail("schema", describe(&state), "run `musterd migrate`, or deploy the matching version")
-        }
+        Err(state @ SchemaState::Unreadable { .. }) => Check::fail(
+            "schema",
+            describe(&state),
+            "GRANT musterd_worker TO this user, or run as the schema's owner",
+        ),
+        Err(state) => apart("schema", &describe(&state), ": ", "run `musterd migrate`"),
     });
-    checks.push(rights(connection).await?);
+    // Without a schema there is nothing to have rights on.
+    if !missing {
+        checks.push(rights(connection).await?);
+    }
     checks.push(clock(server.clock_offset));
     for setting in health::harmful_settings(connection, config.database.max_connections.get()).await? {
         checks.push(Check::warn(&setting.name, setting.found, setting.advice));
@@ -139,7 +151,7 @@ async fn pooler(config: &Config, connection: &OneShot) -> Check {
     };
     let pooled = match &second {
         Ok(second) => health::is_pooled(connection, second).await,
-        Err(error) => return Check::warn(NAME, describe(error), error.hint()),
+        Err(error) => return Check::warn(NAME, error.finding(), error.hint()),
     };
     match (pooled, config.database.direct_url.is_some()) {
         (Ok(false), false) => Check::pass(NAME, "none: database.url is a direct connection"),
@@ -173,15 +185,23 @@ async fn outputs(config: &Config) -> Check {
     const NAME: &str = "outputs";
     let store = match objects::Store::open(&config.outputs) {
         Ok(store) => store,
-        Err(error) => return Check::fail(NAME, describe(&error), "mend [outputs]"),
+        Err(error) => return apart(NAME, &describe(&error), "; ", "mend [outputs]"),
     };
     match store.probe().await {
         Ok(()) => {
             Check::pass(NAME, format!("wrote, read and removed a file at {}", config.outputs.describe()))
         }
         Err(error) => {
-            Check::fail(NAME, describe(&error), "mend [outputs]; batches with outputs wait until then")
+            apart(NAME, &describe(&error), "; ", "mend [outputs]; batches with outputs wait until then")
         }
+    }
+}
+
+/// A failure whose message ends with what to do: the two in their own columns.
+fn apart(name: &str, message: &str, divider: &str, otherwise: &str) -> Check {
+    match message.rsplit_once(divider) {
+        Some((found, advice)) => Check::fail(name, found, advice),
+        None => Check::fail(name, message, otherwise),
     }
 }
 

@@ -20,6 +20,8 @@ pub enum RedisError {
     Unreachable { server: String, reason: String },
     #[error("Redis at {server} refused the user or password: {reason}")]
     Denied { server: String, reason: String },
+    #[error("Redis at {server} asks for a password and there is none")]
+    NoPassword { server: String },
     #[error("Redis at {server} did not answer within {} s", CALL_LIMIT.as_secs())]
     Silent { server: String },
     #[error("Redis at {server} refused {operation}: {reason}")]
@@ -33,6 +35,9 @@ impl RedisError {
             Self::Url { .. } => "mend redis.url",
             Self::Unreachable { .. } | Self::Silent { .. } => {
                 "start Redis or mend redis.url; or set liveness.backend = \"postgres\" to do without"
+            }
+            Self::NoPassword { .. } => {
+                "add the password: redis://:password@host, or redis://user:password@host"
             }
             Self::Denied { .. } => "mend the user and password in redis.url (or its url_file)",
             Self::Refused { .. } => "check the rights (ACL) of this Redis user and the server's log",
@@ -60,7 +65,7 @@ pub fn server_name(config: &Config) -> String {
 /// One connection tried once, for `musterd doctor`: what is there, or why not.
 pub async fn probe(config: &RedisConfig) -> Result<String, RedisError> {
     let parsed = parse(&config.url)?;
-    let server = server_name(&parsed);
+    let (server, has_password) = (server_name(&parsed), parsed.password.is_some());
     let client = Builder::from_config(Config { fail_fast: true, ..parsed })
         .with_connection_config(|connection| {
             connection.connection_timeout = CALL_LIMIT;
@@ -79,6 +84,9 @@ pub async fn probe(config: &RedisConfig) -> Result<String, RedisError> {
     let _ = tokio::time::timeout(Duration::from_secs(1), client.quit()).await;
     match answer {
         Err(_) => Err(RedisError::Silent { server }),
+        Ok(Err(error)) if *error.kind() == ErrorKind::Auth && !has_password => {
+            Err(RedisError::NoPassword { server })
+        }
         Ok(Err(error)) => Err(classify(server, &error)),
         Ok(Ok(version)) => Ok(format!("{version} at {server}")),
     }
@@ -92,8 +100,14 @@ async fn first_words(client: &Client) -> Result<String, fred::error::Error> {
     Ok(format!("Redis {}", version.trim()))
 }
 
+/// The system's errors come as the code that made them; their message is what a person can read.
+fn in_words(details: &str) -> String {
+    let message = details.split_once("message: \"").and_then(|(_, rest)| rest.split_once('"'));
+    message.map_or(details, |(message, _)| message).to_owned()
+}
+
 fn classify(server: String, error: &fred::error::Error) -> RedisError {
-    let reason = error.details().to_owned();
+    let reason = in_words(error.details());
     match error.kind() {
         ErrorKind::Auth => RedisError::Denied { server, reason },
         ErrorKind::IO | ErrorKind::Timeout | ErrorKind::Tls | ErrorKind::Canceled => {

@@ -8,6 +8,7 @@ use rustls::CertificateError;
 use tokio_postgres::error::SqlState;
 
 use super::{ParseError, Target, TlsError};
+use crate::periodic::describe;
 
 /// A connection that could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -17,8 +18,9 @@ pub enum ConnectError {
     Parse(#[from] ParseError),
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error("PostgreSQL at {target}: {cause}; {}", .cause.hint())]
-    Failed { target: String, cause: Cause, source: Option<tokio_postgres::Error> },
+    /// `detail` is what the server or the system said itself, where it adds to the cause; it begins with a blank.
+    #[error("PostgreSQL at {target}: {cause}{detail}; {}", .cause.hint())]
+    Failed { target: String, cause: Cause, detail: String },
     #[error("building the connection pool: report it")]
     Pool { source: BuildError },
     #[error("the connection pool gave nothing: it is closed, the process is ending")]
@@ -99,15 +101,16 @@ impl Cause {
 
 impl ConnectError {
     pub(super) fn failed(target: &Target, source: tokio_postgres::Error) -> Self {
-        Self::Failed { target: target.to_string(), cause: classify(&source), source: Some(source) }
+        let cause = classify(&source);
+        Self::Failed { target: target.to_string(), cause, detail: detail(cause, &source) }
     }
 
     pub(super) fn timeout(target: &Target) -> Self {
-        Self::Failed { target: target.to_string(), cause: Cause::Timeout, source: None }
+        Self::Failed { target: target.to_string(), cause: Cause::Timeout, detail: String::new() }
     }
 
     pub(super) fn exhausted(target: &Target) -> Self {
-        Self::Failed { target: target.to_string(), cause: Cause::Exhausted, source: None }
+        Self::Failed { target: target.to_string(), cause: Cause::Exhausted, detail: String::new() }
     }
 
     /// The cause, when it was the attempt that failed and not the setting up.
@@ -115,6 +118,14 @@ impl ConnectError {
         match self {
             Self::Failed { cause, .. } => Some(*cause),
             _ => None,
+        }
+    }
+
+    /// What went wrong, without what to do about it.
+    pub fn finding(&self) -> String {
+        match self {
+            Self::Failed { target, cause, detail } => format!("{target}: {cause}{detail}"),
+            other => describe(other),
         }
     }
 
@@ -127,6 +138,17 @@ impl ConnectError {
             Self::Pool { .. } => "report it",
             Self::PoolClosed { .. } => "nothing: the process is ending",
         }
+    }
+}
+
+fn detail(cause: Cause, error: &tokio_postgres::Error) -> String {
+    match (error.as_db_error(), cause) {
+        (Some(server), _) => format!(" ({})", server.message()),
+        (None, Cause::Other | Cause::TlsHandshake | Cause::Certificate | Cause::NoSuchHost) => {
+            format!(" ({})", describe(error))
+        }
+        // The cause says all there is.
+        _ => String::new(),
     }
 }
 
