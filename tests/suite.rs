@@ -4,12 +4,17 @@
 mod suite {
     mod support;
 
+    mod cli_config;
+    mod cli_doctor;
+    mod cli_migrate;
     mod connect;
     mod connect_server;
+    mod dev;
     mod harness;
     mod harness_death;
     mod migrate;
     mod objects;
+    mod process;
     mod replicas;
     mod schedules;
     mod walk_crash;

@@ -67,14 +67,16 @@ pub(crate) async fn musterd(args: &[&str]) -> Output {
     finish(command(&run::new_dir("musterd"), args)).await
 }
 
-fn command(dir: &Path, args: &[impl AsRef<OsStr>]) -> Command {
+/// `musterd ARGS` at home in `dir`, in an environment that has nothing of the caller's.
+pub(crate) fn command(dir: &Path, args: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_musterd"));
     command.args(args).current_dir(dir).env_clear().env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
     command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
     command
 }
 
-async fn finish(command: Command) -> Output {
+/// Runs a command to its end.
+pub(crate) async fn finish(command: Command) -> Output {
     let what = format!("{command:?}");
     let mut command = tokio::process::Command::from(command);
     command.stdin(std::process::Stdio::null()).kill_on_drop(true);
@@ -82,6 +84,19 @@ async fn finish(command: Command) -> Output {
         Ok(output) => output.unwrap(),
         Err(_) => panic!("not done after {COMMAND_LIMIT:?}: {what}"),
     }
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What a command printed with `--json`.
+pub(crate) fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
 /// Sets `section.key` unless it is there; what it is then.

@@ -93,25 +93,8 @@ impl Daemon {
     }
 
     /// Waits for a line of the log, earlier ones included, and gives it.
-    pub(crate) async fn wait_for_log(&self, limit: Duration, mut wanted: impl FnMut(&str) -> bool) -> String {
-        let mut news = self.log.count.subscribe();
-        let found = async {
-            let mut seen = 0;
-            loop {
-                let count = *news.borrow_and_update();
-                let lines = self.log.lines_from(seen);
-                seen += lines.len();
-                if let Some(line) = lines.into_iter().find(|line| wanted(line)) {
-                    return line;
-                }
-                if seen >= count {
-                    news.changed().await.unwrap();
-                }
-            }
-        };
-        tokio::time::timeout(limit, found)
-            .await
-            .unwrap_or_else(|_| panic!("the line did not come within {limit:?}"))
+    pub(crate) async fn wait_for_log(&self, limit: Duration, wanted: impl FnMut(&str) -> bool) -> String {
+        self.log.wait_for(limit, wanted).await
     }
 
     /// Everything it has said so far.
@@ -150,13 +133,13 @@ pub(crate) async fn http_get(port: u16, path: &str) -> std::io::Result<(u16, Str
 
 /// The lines of a process as they come; the count tells waiters of news.
 #[derive(Debug, Clone, Default)]
-struct Log {
+pub(crate) struct Log {
     lines: Arc<Mutex<Vec<String>>>,
     count: watch::Sender<usize>,
 }
 
 impl Log {
-    fn follow(&self, name: &str, stream: impl Read + Send + 'static) {
+    pub(crate) fn follow(&self, name: &str, stream: impl Read + Send + 'static) {
         let log = self.clone();
         let read = move || {
             for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
@@ -168,7 +151,29 @@ impl Log {
         std::thread::Builder::new().name(format!("log-{name}")).spawn(read).unwrap();
     }
 
-    fn lines_from(&self, begin: usize) -> Vec<String> {
+    pub(crate) fn lines_from(&self, begin: usize) -> Vec<String> {
         self.lines.lock().unwrap()[begin..].to_vec()
+    }
+
+    /// Waits for a line, earlier ones included, and gives it.
+    pub(crate) async fn wait_for(&self, limit: Duration, mut wanted: impl FnMut(&str) -> bool) -> String {
+        let mut news = self.count.subscribe();
+        let found = async {
+            let mut seen = 0;
+            loop {
+                let count = *news.borrow_and_update();
+                let lines = self.lines_from(seen);
+                seen += lines.len();
+                if let Some(line) = lines.into_iter().find(|line| wanted(line)) {
+                    return line;
+                }
+                if seen >= count {
+                    news.changed().await.unwrap();
+                }
+            }
+        };
+        tokio::time::timeout(limit, found)
+            .await
+            .unwrap_or_else(|_| panic!("the line did not come within {limit:?}"))
     }
 }

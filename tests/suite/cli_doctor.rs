@@ -1,0 +1,152 @@
+//! `musterd doctor`: each thing that can be missing is told from the others, with what to do about it.
+
+use std::io::{Read, Write};
+
+use serde_json::Value;
+
+use crate::suite::support::config::{TestConfig, json, stderr, stdout};
+use crate::suite::support::database::TestDb;
+use crate::suite::support::run;
+use crate::suite::support::services::{self, S3};
+
+/// One finding: verdict, what was found, what to do.
+async fn finding(config: &TestConfig, name: &str) -> (String, String, String) {
+    let output = config.musterd(&["doctor", "--json"]).await;
+    let (shown, answer) = (format!("{}{}", stdout(&output), stderr(&output)), json(&output));
+    assert!(!shown.contains("canary"), "{shown}");
+    let checks = answer["checks"].as_array().unwrap();
+    let check =
+        checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("{name}: {answer}"));
+    let failed = checks.iter().any(|check| check["verdict"] == "fail");
+    assert_eq!(output.status.code(), Some(i32::from(failed)), "{answer}");
+    let text = |key: &str| check[key].as_str().unwrap_or_default().to_owned();
+    (text("verdict"), text("found"), text("advice"))
+}
+
+async fn fails(config: &TestConfig, name: &str, found: &str, advice: &str) {
+    let (verdict, what, what_to_do) = finding(config, name).await;
+    assert_eq!(verdict, "fail", "{name}: {what}");
+    assert!(what.contains(found) && what_to_do.contains(advice), "{name}: {what} | {what_to_do}");
+    assert!(!what.contains(&what_to_do), "said twice: {what} | {what_to_do}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warning_fails_only_when_asked_to() {
+    // The server of the tests does not sync, which costs durability: a warning.
+    let db = TestDb::new().await;
+    let config = TestConfig::new(&db, "");
+    let output = config.musterd(&["doctor"]).await;
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let line =
+        |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).expect(name).to_owned();
+    for name in [
+        "configuration",
+        "PostgreSQL",
+        "schema",
+        "rights",
+        "clock",
+        "pooler",
+        "Redis",
+        "outputs",
+        "handler noop",
+    ] {
+        assert!(line(name).contains(" pass "), "{}", line(name));
+    }
+    assert!(line("fsync").contains(" warn ") && line("fsync").contains("turn it on"), "{text}");
+    assert_eq!(config.musterd(&["doctor", "--strict"]).await.status.code(), Some(1));
+    assert_eq!(json(&config.musterd(&["doctor", "--json"]).await)["verdict"], Value::from("warn"));
+}
+
+fn with_redis(db: &TestDb, url: &str) -> TestConfig {
+    TestConfig::new(db, &format!("[liveness]\nbackend = \"redis\"\n[redis]\nurl = \"{url}\""))
+}
+
+/// Gives a Redis a password.
+fn lock(redis: &services::Redis) {
+    let mut stream = std::net::TcpStream::connect(redis.address()).unwrap();
+    stream.write_all(b"CONFIG SET requirepass right-canary\r\n").unwrap();
+    let mut answer = [0; 3];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"+OK");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_redis_is_told_from_a_wrong_and_from_a_missing_password() {
+    let db = TestDb::new().await;
+    let redis = services::own_redis();
+    let address = redis.address();
+    let open = finding(&with_redis(&db, &format!("redis://{address}")), "Redis").await;
+    assert!(open.0 == "pass" && open.1.contains(&address.to_string()), "{open:?}");
+
+    lock(&redis);
+    let right = finding(&with_redis(&db, &format!("redis://:right-canary@{address}")), "Redis").await;
+    assert_eq!(right.0, "pass", "{right:?}");
+    let wrong = with_redis(&db, &format!("redis://:wrong-canary@{address}"));
+    fails(&wrong, "Redis", "refused the user or password", "mend the user and password").await;
+    let none = with_redis(&db, &format!("redis://{address}"));
+    fails(&none, "Redis", "asks for a password", "add the password").await;
+
+    redis.stop();
+    fails(&wrong, "Redis", "cannot be reached: Connection refused", "start Redis").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_trouble_with_postgresql_has_its_own_words() {
+    let empty = TestDb::empty().await;
+    fails(&TestConfig::new(&empty, ""), "schema", "no musterd schema", "run `musterd migrate`").await;
+
+    let database = |url: &str| TestConfig::new(&empty, &format!("[database]\nurl = \"{url}\""));
+    let (user, rest) = empty.url().rsplit_once(':').unwrap();
+    let (head, place) = (user, rest);
+    let (scheme_and_user, address) = head.rsplit_once('@').unwrap();
+    let (user, _password) = scheme_and_user.rsplit_once(':').unwrap();
+    let wrong = database(&format!("{user}:wrong-canary@{address}:{place}"));
+    fails(&wrong, "PostgreSQL", "password authentication failed", "check user, password").await;
+    let none = database(&format!("{user}@{address}:{place}"));
+    fails(&none, "PostgreSQL", "asks for a password and there is none", "add the password").await;
+    let gone = database(&format!("{user}:canary@127.0.0.1:1/x"));
+    fails(&gone, "PostgreSQL", "nothing listens there", "start the server").await;
+    let (_, other) = place.split_once('/').unwrap();
+    let missing = database(&empty.url().replace(other, "nowhere"));
+    fails(&missing, "PostgreSQL", "does not exist", "createdb").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_rights_are_named() {
+    let db = TestDb::new().await;
+    let role = run::unique("reader");
+    let make =
+        format!("CREATE ROLE \"{role}\" LOGIN PASSWORD 'canary'; GRANT musterd_observer TO \"{role}\"");
+    db.client().await.batch_execute(&make).await.unwrap();
+    let (_, address) = db.url().rsplit_once('@').unwrap();
+    let url = format!("postgres://{role}:canary@{address}");
+    let config = TestConfig::new(&db, &format!("[database]\nurl = \"{url}\""));
+    fails(&config, "rights", "may not insert on musterd.", "GRANT musterd_worker").await;
+    db.client().await.batch_execute(&format!("GRANT musterd_worker TO \"{role}\"")).await.unwrap();
+    let rights = finding(&config, "rights").await;
+    assert_eq!(rights.0, "pass", "{rights:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_cannot_be_written_is_told_with_the_reason() {
+    let db = TestDb::new().await;
+    let in_the_way = run::new_dir("doctor").join("file");
+    std::fs::write(&in_the_way, "").unwrap();
+    let file = TestConfig::new(&db, &format!("[outputs]\ndir = \"{}/outputs\"", in_the_way.display()));
+    fails(&file, "outputs", "Not a directory", "mend [outputs]").await;
+
+    let bucket = services::s3().new_bucket();
+    let s3 = |bucket: &str, secret: &str| {
+        let (endpoint, key) = (services::s3().endpoint(), S3::ACCESS_KEY);
+        let toml = format!(
+            "[outputs]\nstore = \"s3\"\n[outputs.s3]\nendpoint = \"{endpoint}\"\nbucket = \"{bucket}\"\n\
+             access_key = \"{key}\"\nsecret_key = \"{secret}\""
+        );
+        TestConfig::new(&db, &toml)
+    };
+    let right = finding(&s3(&bucket, S3::SECRET_KEY), "outputs").await;
+    assert_eq!(right.0, "pass", "{right:?}");
+    let wrong = s3(&bucket, "wrong-canary");
+    fails(&wrong, "outputs", "does not accept the credentials", "correct outputs.s3.access_key").await;
+}
