@@ -12,11 +12,18 @@ mod suite {
     mod dev;
     mod harness;
     mod harness_death;
+    mod hostile;
+    mod latency;
+    mod memory;
     mod migrate;
     mod objects;
     mod process;
     mod replicas;
     mod schedules;
+    mod schedules_claim;
+    mod schedules_complete;
+    mod schedules_flush;
+    mod submit_race;
     mod walk_crash;
     mod walk_drain;
     mod walk_operators;

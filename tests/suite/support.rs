@@ -15,6 +15,8 @@ pub(crate) mod database;
 pub(crate) mod gate;
 #[path = "support/process.rs"]
 pub(crate) mod process;
+#[path = "support/ledger.rs"]
+pub(crate) mod ledger;
 #[path = "support/proxy.rs"]
 pub(crate) mod proxy;
 #[path = "support/run.rs"]

@@ -92,6 +92,21 @@ impl Daemon {
         http_get(self.config.http_port(), path).await
     }
 
+    /// The value of a metric without labels.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        metric(self.config.http_port(), name).await
+    }
+
+    /// Memory in use now and at most so far, in MiB.
+    pub(crate) fn memory(&self) -> (u64, u64) {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let of = |name: &str| -> u64 {
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+        };
+        (of("VmRSS:"), of("VmHWM:"))
+    }
+
     /// Waits for a line of the log, earlier ones included, and gives it.
     pub(crate) async fn wait_for_log(&self, limit: Duration, wanted: impl FnMut(&str) -> bool) -> String {
         self.log.wait_for(limit, wanted).await
@@ -129,6 +144,14 @@ pub(crate) async fn http_get(port: u16, path: &str) -> std::io::Result<(u16, Str
     stream.read_to_string(&mut answer).await?;
     let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
     status.map(|status| (status, answer)).ok_or_else(|| std::io::Error::other("not an HTTP answer"))
+}
+
+/// The value of a metric without labels.
+pub(crate) async fn metric(port: u16, name: &str) -> f64 {
+    let (_, text) = http_get(port, "/metrics").await.unwrap();
+    let line = text.lines().find(|line| line.split(' ').next() == Some(name));
+    let line = line.unwrap_or_else(|| panic!("no metric {name} in {text}"));
+    line.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
 /// The lines of a process as they come; the count tells waiters of news.

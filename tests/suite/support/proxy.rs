@@ -35,6 +35,7 @@ enum Toward {
 #[derive(Debug)]
 pub(crate) struct FaultProxy {
     address: SocketAddr,
+    upstream: watch::Sender<SocketAddr>,
     fault: watch::Sender<Fault>,
     resets: watch::Sender<u64>,
     listener: JoinHandle<()>,
@@ -45,10 +46,11 @@ impl FaultProxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (fault, resets) = (watch::Sender::new(Fault::None), watch::Sender::new(0));
-        let accept = accept(listener, upstream, fault.clone(), resets.clone());
+        let upstream = watch::Sender::new(upstream);
+        let accept = accept(listener, upstream.subscribe(), fault.clone(), resets.clone());
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let listener = tokio::spawn(accept);
-        Self { address, fault, resets, listener }
+        Self { address, upstream, fault, resets, listener }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -61,6 +63,11 @@ impl FaultProxy {
         url.set_host(Some("127.0.0.1")).unwrap();
         url.set_port(Some(self.address.port())).unwrap();
         url.into()
+    }
+
+    /// The server is elsewhere now; new connections go there.
+    pub(crate) fn point_at(&self, upstream: SocketAddr) {
+        self.upstream.send_replace(upstream);
     }
 
     pub(crate) fn set(&self, fault: Fault) {
@@ -81,7 +88,7 @@ impl Drop for FaultProxy {
 
 async fn accept(
     listener: TcpListener,
-    upstream: SocketAddr,
+    upstream: watch::Receiver<SocketAddr>,
     fault: watch::Sender<Fault>,
     resets: watch::Sender<u64>,
 ) {
@@ -94,6 +101,7 @@ async fn accept(
             reset(client);
             continue;
         }
+        let upstream = *upstream.borrow();
         connections.spawn(serve(client, upstream, fault.subscribe(), resets.subscribe()));
     }
 }

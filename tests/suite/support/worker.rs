@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
 use super::config::TestConfig;
-use super::daemon::http_get;
+use super::daemon::{http_get, metric};
 use super::database::TestDb;
 use super::wait::{eventually, within};
 
@@ -147,10 +147,7 @@ impl Worker {
 
     /// The value of a metric without labels.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
-        let (_, text) = http_get(self.http_port, "/metrics").await.unwrap();
-        let line = text.lines().find(|line| line.split(' ').next() == Some(name));
-        let line = line.unwrap_or_else(|| panic!("no metric {name} in {text}"));
-        line.split(' ').nth(1).unwrap().parse().unwrap()
+        metric(self.http_port, name).await
     }
 }
 

@@ -1,0 +1,187 @@
+//! Completions that meet: the last row's commit, an append, an abort, and each other. One ends the batch, none too soon.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use musterd::flow::complete::{self, CompleteError, Completer};
+use musterd::metrics::Metrics;
+use musterd::store::batches::{self, Completion, Look};
+use musterd::store::flush::Close;
+
+use crate::suite::support::database::TestDb;
+use crate::suite::support::ledger::{
+    carve, closing_with_retry, session, store, success, take, write, written,
+};
+use crate::suite::support::schedule::Schedule;
+use crate::suite::support::wait::eventually;
+use crate::suite::support::worker::{PATIENCE, ask, assert_accounts_balance, progress, submit};
+
+fn completer(db: &TestDb, attempts: u32) -> Completer {
+    let config = complete::Config {
+        attempts: NonZeroU32::new(attempts).unwrap(),
+        retry_delay: Duration::from_millis(200),
+        ..Default::default()
+    };
+    Completer { store: store(db), config, cache: None, metrics: Metrics::default() }
+}
+
+/// A batch of `rows` rows of which all but the last are done; the block with the last is still held.
+async fn all_but_the_last(db: &TestDb, rows: i32) -> (i64, musterd::store::blocks::Block) {
+    let (client, worker) = (db.client().await, session(db).await);
+    let batch = submit(&client, "work", rows, "on_done => 'tell'").await;
+    let blocks = carve(&worker, 2, rows - 1).await;
+    let done = success(&blocks[0], 1..rows, Some(Close::default()));
+    assert_eq!(write(&worker, done).await, written(rows as u64 - 1));
+    (batch, blocks[1].clone())
+}
+
+/// The timeline of the seed: s2-1 holds the lock and has counted too soon, s2-4 commits the last row and cannot get it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_held_over_a_stale_count_is_outlasted_by_the_one_with_the_news() {
+    let db = TestDb::new().await;
+    for (attempts, resolved) in [(5, true), (1, false)] {
+        let (batch, last) = all_but_the_last(&db, 10).await;
+        let mut schedule = Schedule::new(&db, &["s2-1"]).await;
+        schedule.run("s2-1", "BEGIN").await;
+        let counted = format!("SELECT musterd.complete_scope({batch}, 1, 10, 9, 0)");
+        assert_eq!(schedule.run("s2-1", &counted).await.rows(), ["open"]);
+        let worker = session(&db).await;
+        assert_eq!(write(&worker, success(&last, [10], Some(Close::default()))).await, written(1));
+        let s2_4 = completer(&db, attempts);
+        let observer = db.client().await;
+        let (answer, ()) = tokio::join!(s2_4.complete(batch), async {
+            // Once its first try was denied, the holder ends without having finished anything.
+            eventually(PATIENCE, "s2-4 was denied", async || {
+                let denied = "SELECT count(*) FROM pg_stat_activity
+                     WHERE datname = current_database() AND application_name = 'musterd' AND query = 'ROLLBACK'
+                       AND state = 'idle'";
+                (ask::<i64>(&observer, denied).await > 0).then_some(())
+            })
+            .await;
+            schedule.run("s2-1", "ROLLBACK").await;
+        });
+        let state = progress(&observer, batch).await.state;
+        if resolved {
+            assert_eq!((answer.unwrap(), state.as_str()), (Completion::Completed, "succeeded"));
+        } else {
+            // Without another try nobody ends it, and only the sweep can find it.
+            let error = answer.unwrap_err();
+            assert!(
+                matches!(error, CompleteError::Contended { why: Completion::Locked, tries: 1, .. }),
+                "{error}"
+            );
+            assert_eq!(state, "running");
+            assert_eq!(batches::unfinished(&worker).await.unwrap(), [batch]);
+            assert_eq!(s2_4.complete(batch).await.unwrap(), Completion::Completed);
+        }
+    }
+    let client = db.client().await;
+    assert_accounts_balance(&client).await;
+    assert_eq!(ask::<i64>(&client, "SELECT count(*) FROM musterd.tasks WHERE command = 'tell'").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_who_finish_at_once_one_does() {
+    let db = TestDb::new().await;
+    let (batch, last) = all_but_the_last(&db, 3).await;
+    let mut one = session(&db).await;
+    assert_eq!(write(&one, success(&last, [3], Some(Close::default()))).await, written(1));
+    let Look::Closed(closed) = batches::look(&one, batch).await.unwrap() else { panic!("not closed") };
+    let mut schedule = Schedule::new(&db, &["other"]).await;
+    schedule.run("other", "BEGIN").await;
+    let complete = format!("SELECT musterd.complete_scope({batch}, 1, 3, 3, 0)");
+    assert_eq!(schedule.run("other", &complete).await.rows(), ["completed"]);
+    let answer = batches::complete(&mut one, batch, Some(&closed)).await.unwrap();
+    assert_eq!(answer, Completion::Locked);
+    schedule.run("other", "COMMIT").await;
+    let answer = batches::complete(&mut one, batch, Some(&closed)).await.unwrap();
+    assert_eq!(answer, Completion::Ended);
+    assert_eq!(batches::look(&one, batch).await.unwrap(), Look::Nothing);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_appended_before_the_end_keep_the_batch_open() {
+    let db = TestDb::new().await;
+    let (batch, last) = all_but_the_last(&db, 3).await;
+    let mut worker = session(&db).await;
+    assert_eq!(write(&worker, success(&last, [3], Some(Close::default()))).await, written(1));
+    // Counted, and then the append comes between the count and the end.
+    let Look::Closed(closed) = batches::look(&worker, batch).await.unwrap() else { panic!("not closed") };
+    let mut schedule = Schedule::new(&db, &["producer", "completer"]).await;
+    schedule.run("producer", "BEGIN").await;
+    let append = format!("SELECT musterd.append_rows({batch}, '[4]'::jsonb)");
+    assert_eq!(schedule.run("producer", &append).await.rows(), ["4"]);
+    let complete = format!("SELECT musterd.complete_scope({batch}, 1, 3, 3, 0)");
+    schedule.blocks("completer", &complete).await;
+    schedule.run("producer", "COMMIT").await;
+    assert_eq!(schedule.resumes("completer").await.rows(), ["open"]);
+
+    // The new row runs; the old count is of another number of rows.
+    let block = carve(&worker, 1, 5).await.remove(0);
+    assert_eq!(write(&worker, success(&block, [4], Some(Close::default()))).await, written(1));
+    assert_eq!(batches::complete(&mut worker, batch, Some(&closed)).await.unwrap(), Completion::Stale);
+    assert_eq!(completer(&db, 1).complete(batch).await.unwrap(), Completion::Completed);
+    assert_eq!(progress(&db.client().await, batch).await.succeeded, 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_appended_after_the_end_are_refused() {
+    let db = TestDb::new().await;
+    let (batch, last) = all_but_the_last(&db, 3).await;
+    let worker = session(&db).await;
+    assert_eq!(write(&worker, success(&last, [3], Some(Close::default()))).await, written(1));
+    let mut schedule = Schedule::new(&db, &["producer", "completer"]).await;
+    schedule.run("completer", "BEGIN").await;
+    let complete = format!("SELECT musterd.complete_scope({batch}, 1, 3, 3, 0)");
+    assert_eq!(schedule.run("completer", &complete).await.rows(), ["completed"]);
+    let append = format!("SELECT musterd.append_rows({batch}, '[4]'::jsonb)");
+    schedule.blocks("producer", &append).await;
+    schedule.run("completer", "COMMIT").await;
+    assert_eq!(schedule.resumes("producer").await.sqlstate(), "23514");
+    assert_accounts_balance(&db.client().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_written_beside_an_abort_is_dropped_at_the_end() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = session(&db).await;
+    let batch = submit(&client, "work", 5, "").await;
+    let block = carve(&worker, 1, 5).await.remove(0);
+    let mut schedule = Schedule::new(&db, &["operator"]).await;
+    schedule.run("operator", "BEGIN").await;
+    assert_eq!(
+        schedule.run("operator", &format!("SELECT musterd.abort({batch})")).await.rows(),
+        ["aborting"]
+    );
+    // The flush neither waits for the abort nor sees it.
+    assert_eq!(write(&worker, success(&block, [1, 2], closing_with_retry(&[3, 4, 5]))).await, written(2));
+    schedule.run("operator", "COMMIT").await;
+    assert_eq!(ask::<i64>(&client, "SELECT count(*) FROM musterd.blocks").await, 1);
+    assert!(take(&worker, 1).await.is_empty(), "nobody runs it");
+    assert_eq!(batches::worth_a_look(&worker, &[batch]).await.unwrap().0, [batch]);
+    assert_eq!(completer(&db, 1).complete(batch).await.unwrap(), Completion::Completed);
+    let end = progress(&client, batch).await;
+    assert_eq!((end.state.as_str(), end.succeeded, end.aborted), ("aborted", 2, 3));
+    assert_accounts_balance(&client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_taken_before_a_late_flush_of_an_aborted_batch_is_stale() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut worker = session(&db).await;
+    let batch = submit(&client, "work", 5, "").await;
+    let block = carve(&worker, 1, 5).await.remove(0);
+    write(&worker, success(&block, [1], closing_with_retry(&[2]))).await;
+    let taken = take(&worker, 1).await.remove(0);
+    client.query("SELECT musterd.abort($1)", &[&batch]).await.unwrap();
+    // As counted while the retry was still free; since then it was taken and run.
+    let early = batches::Closed { id: batch, generation: 1, rows: 5, succeeded: 1, failed: 0 };
+    assert_eq!(batches::complete(&mut worker, batch, Some(&early)).await.unwrap(), Completion::Open);
+    assert_eq!(write(&worker, success(&taken, [2], Some(Close::default()))).await, written(1));
+    assert_eq!(batches::complete(&mut worker, batch, Some(&early)).await.unwrap(), Completion::Stale);
+    assert_eq!(completer(&db, 1).complete(batch).await.unwrap(), Completion::Completed);
+    assert_eq!(progress(&client, batch).await.succeeded, 2);
+    assert_accounts_balance(&client).await;
+}

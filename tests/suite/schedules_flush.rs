@@ -1,0 +1,246 @@
+//! Flushes that meet a recovery, an abort, or a network that swallows the answer: applied once, or refused.
+
+use musterd::store::batches::{self, Completion, Look};
+use musterd::store::flush::{self, Close, Written};
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use crate::suite::support::database::TestDb;
+use crate::suite::support::gate::Gate;
+use crate::suite::support::ledger::{
+    backend, carve, closing_with_retry, lines, open_lines, session, success, take, write, written,
+};
+use crate::suite::support::proxy::{Fault, FaultProxy};
+use crate::suite::support::schedule::Schedule;
+use crate::suite::support::services;
+use crate::suite::support::wait::{eventually, within};
+use crate::suite::support::worker::{
+    PATIENCE, Script, Worker, ask, assert_accounts_balance, end_of, free_all_blocks, progress, submit,
+    succeeded,
+};
+
+const LEDGER: &str =
+    "SELECT (SELECT count(*) FROM musterd.results) || '/' || (SELECT count(*) FROM musterd.tallies)
+                             || '/' || (SELECT count(*) FROM musterd.blocks)";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_zombie_writes_nothing() {
+    let db = TestDb::new().await;
+    let (client, zombie) = (db.client().await, session(&db).await);
+    submit(&client, "work", 5, "").await;
+    let block = carve(&zombie, 1, 5).await.remove(0);
+    client.execute("UPDATE musterd.blocks SET token = gen_random_uuid()", &[]).await.unwrap();
+    let before: String = ask(&client, LEDGER).await;
+    for close in [None, Some(Close::default()), closing_with_retry(&[1, 2])] {
+        assert_eq!(write(&zombie, success(&block, 1..=5, close)).await, Written::NotHeld);
+        assert_eq!(ask::<String>(&client, LEDGER).await, before);
+    }
+    // An id handed out again after a crash of the server is somebody else's block.
+    free_all_blocks(&client).await;
+    assert_eq!(write(&zombie, success(&block, 1..=5, None)).await, Written::NotHeld);
+    // In one flush with a zombie's block, the others are written.
+    submit(&client, "work", 5, "").await;
+    let held = carve(&zombie, 1, 5).await.remove(0);
+    let both = [success(&block, 1..=5, None), success(&held, 1..=5, Some(Close::default()))];
+    assert_eq!(flush::write_if_held(&zombie, &both).await.unwrap(), [Written::NotHeld, written(5)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_that_meets_a_recovery_waits_and_is_refused() {
+    let db = TestDb::new().await;
+    let (client, zombie) = (db.client().await, session(&db).await);
+    submit(&client, "work", 5, "").await;
+    let block = carve(&zombie, 1, 5).await.remove(0);
+    let waiting = backend(&zombie).await;
+    for (end, expected) in [("ROLLBACK", written(2)), ("COMMIT", Written::NotHeld)] {
+        let recovery = db.client().await;
+        let token = Uuid::new_v4();
+        recovery.batch_execute("BEGIN").await.unwrap();
+        recovery.execute("UPDATE musterd.blocks SET token = $1", &[&token]).await.unwrap();
+        let rows = if end == "ROLLBACK" { 1..=2 } else { 3..=5 };
+        let (answer, ()) = tokio::join!(write(&zombie, success(&block, rows, None)), async {
+            eventually(PATIENCE, "the flush waits", async || {
+                let sql = format!("SELECT cardinality(pg_blocking_pids({waiting})) > 0");
+                ask::<bool>(&client, &sql).await.then_some(())
+            })
+            .await;
+            recovery.batch_execute(end).await.unwrap();
+        });
+        assert_eq!(answer, expected, "{end}");
+    }
+    assert_eq!(ask::<i64>(&client, "SELECT count(*) FROM musterd.results").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_partial_flush_and_a_recovery_the_rest_is_fenced_and_nothing_runs_again() {
+    let db = TestDb::new().await;
+    let (client, first, second) = (db.client().await, session(&db).await, session(&db).await);
+    let batch = submit(&client, "work", 10, "").await;
+    let block = carve(&first, 1, 10).await.remove(0);
+    assert_eq!(write(&first, success(&block, 1..=3, None)).await, written(3));
+    // The recovery splits what the first one held.
+    client
+        .batch_execute(
+            "WITH gone AS (DELETE FROM musterd.blocks RETURNING *)
+             INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, crashes)
+             SELECT batch_id, f, l, queue, command, priority, 1 FROM gone, (VALUES (1, 5), (6, 10)) v (f, l)",
+        )
+        .await
+        .unwrap();
+    let taken = take(&second, 2).await;
+    assert_eq!(lines(&taken), [(1, 5), (6, 10)]);
+    assert_eq!(open_lines(&second, &taken[0]).await, [4, 5]);
+    assert_eq!(open_lines(&second, &taken[1]).await, [6, 7, 8, 9, 10]);
+    assert_eq!(write(&first, success(&block, 4..=10, Some(Close::default()))).await, Written::NotHeld);
+    assert_eq!(write(&second, success(&taken[1], 6..=10, Some(Close::default()))).await, written(5));
+    // Lines that have a result keep it, whoever writes them again.
+    assert_eq!(write(&second, success(&taken[0], 1..=5, Some(Close::default()))).await, written(2));
+    let mut second = second;
+    let Look::Closed(closed) = batches::look(&second, batch).await.unwrap() else { panic!("not closed") };
+    let answer = batches::complete(&mut second, batch, Some(&closed)).await.unwrap();
+    assert_eq!(answer, Completion::Completed);
+    assert_accounts_balance(&client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_and_an_abort_do_not_wait_for_each_other() {
+    let db = TestDb::new().await;
+    let (client, worker) = (db.client().await, session(&db).await);
+    let batch = submit(&client, "work", 10, "").await;
+    let block = carve(&worker, 1, 5).await.remove(0);
+    let mut schedule = Schedule::new(&db, &["operator"]).await;
+    let abort = format!("SELECT musterd.abort({batch})");
+    // A flush in the middle of an abort.
+    schedule.run("operator", "BEGIN").await;
+    schedule.run("operator", &abort).await;
+    assert_eq!(write(&worker, success(&block, [1], None)).await, written(1));
+    schedule.run("operator", "ROLLBACK").await;
+    // An abort in the middle of a flush.
+    worker.batch_execute("BEGIN; SELECT * FROM musterd.blocks FOR UPDATE").await.unwrap();
+    worker
+        .batch_execute(&format!(
+            "INSERT INTO musterd.results (batch_id, line, state) VALUES ({batch}, 2, 'succeeded')"
+        ))
+        .await
+        .unwrap();
+    assert_eq!(schedule.run("operator", &abort).await.rows(), ["aborting"]);
+    worker.batch_execute("ROLLBACK").await.unwrap();
+    // What its holder has is still taken until the batch has ended, and refused afterwards.
+    assert_eq!(write(&worker, success(&block, [2], None)).await, written(1));
+    let mut completer = session(&db).await;
+    assert_eq!(batches::look(&completer, batch).await.unwrap(), Look::Nothing, "a block is in hand");
+    assert_eq!(write(&worker, success(&block, [3], Some(Close::default()))).await, written(1));
+    let Look::Closed(closed) = batches::look(&completer, batch).await.unwrap() else { panic!("not closed") };
+    let answer = batches::complete(&mut completer, batch, Some(&closed)).await.unwrap();
+    assert_eq!(answer, Completion::Completed);
+    assert_eq!(write(&worker, success(&block, [4], None)).await, Written::NotHeld);
+    assert_eq!(progress(&client, batch).await.aborted, 7);
+    assert_accounts_balance(&client).await;
+}
+
+/// The sessions of this name that go through the proxy.
+async fn sessions(client: &Client, name: &str) -> Vec<i32> {
+    let sql = "SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity
+                WHERE datname = current_database() AND application_name = $1";
+    client.query_one(sql, &[&name]).await.unwrap().get(0)
+}
+
+/// Resets what goes through the proxy, and mends the network once the answers can not come any more.
+async fn lose_connections(proxy: &FaultProxy, client: &Client, name: &str) {
+    let before = sessions(client, name).await;
+    assert!(!before.is_empty());
+    proxy.reset_all();
+    eventually(PATIENCE, "the session is gone", async || {
+        let now = sessions(client, name).await;
+        before.iter().all(|pid| !now.contains(pid)).then_some(())
+    })
+    .await;
+    proxy.set(Fault::None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_whose_reply_is_lost_is_applied_once_and_not_called_fenced() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = FaultProxy::start(([127, 0, 0, 1], services::postgres().port()).into()).await;
+    let gate = Gate::closed();
+    let at_gate = gate.clone();
+    let script = Script::new(move |call| {
+        let gate = at_gate.clone();
+        async move {
+            if call.input == "5" {
+                gate.pass().await;
+            }
+            succeeded()
+        }
+    });
+    let toml = format!(
+        "[queues.default]\nfibers = 1\n[database]\nurl = \"{}\"\ndirect_url = \"{}\"\npooler = \"none\"",
+        proxy.rewrite(db.url()),
+        db.url()
+    );
+    let worker = Worker::start(&db, &toml, &[("work", script.clone())]).await;
+    // The statements are prepared: what follows is nothing but the transaction.
+    let first = submit(&client, "work", 3, "").await;
+    assert_eq!(end_of(&client, first).await.0, "succeeded");
+    let batch = submit(&client, "work", 5, "").await;
+    within(PATIENCE, gate.entered()).await;
+    let done = "SELECT count(*) FROM musterd.results WHERE line = 5";
+    proxy.set(Fault::HoldReplies);
+    gate.open();
+    eventually(PATIENCE, "the flush is committed", async || {
+        (ask::<i64>(&client, done).await == 1).then_some(())
+    })
+    .await;
+    lose_connections(&proxy, &client, "musterd write").await;
+    assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 5, 0, 0));
+    assert!(script.runs().values().all(|runs| *runs == 1));
+    assert_eq!(worker.metric("musterd_fenced_total").await, 0.0);
+    assert!(worker.metric("musterd_batcher_rollbacks_total").await >= 1.0, "the reply was not lost");
+    assert!(worker.stop().await.is_clean());
+    assert_accounts_balance(&client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_reply_is_lost_is_adopted() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = FaultProxy::start(([127, 0, 0, 1], services::postgres().port()).into()).await;
+    let script = Script::succeeding();
+    // No poll: the worker asks when it is told to, by way of a connection that is not the proxy's.
+    let toml = format!(
+        "[claim]\npoll_interval = \"1h\"\n[database]\nurl = \"{}\"\ndirect_url = \"{}\"\npooler = \"none\"",
+        proxy.rewrite(db.url()),
+        db.url()
+    );
+    let worker = Worker::start_exactly(&db, &toml, &[("work", script.clone())]).await;
+    let first = submit(&client, "work", 3, "").await;
+    assert_eq!(end_of(&client, first).await.0, "succeeded");
+    // Half of the lines in a free block: whichever kind the worker asks for first, there is something.
+    let batch = submit(&client, "work", 40, "hold => true").await;
+    client
+        .batch_execute(&format!(
+            "UPDATE musterd.batches SET next_line = 21 WHERE id = {batch};
+             INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, available_at)
+             VALUES ({batch}, 1, 20, 'default', 'work', 100, 'infinity')"
+        ))
+        .await
+        .unwrap();
+    eventually(PATIENCE, "the worker has nothing to ask", async || {
+        let at_rest = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+             AND application_name = 'musterd claim' AND state = 'idle' AND state_change < now() - interval '300 ms'";
+        (ask::<i64>(&client, at_rest).await == 1).then_some(())
+    })
+    .await;
+    proxy.set(Fault::HoldReplies);
+    assert_eq!(ask::<String>(&client, &format!("SELECT musterd.release({batch})")).await, "running");
+    let owned = "SELECT count(*) FROM musterd.blocks WHERE worker IS NOT NULL";
+    eventually(PATIENCE, "blocks are claimed", async || (ask::<i64>(&client, owned).await > 0).then_some(()))
+        .await;
+    assert_eq!(script.calls().len(), 3, "nobody knows of them");
+    lose_connections(&proxy, &client, "musterd claim").await;
+    assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 40, 0, 0));
+    assert!(script.runs().values().all(|runs| *runs == 1));
+    assert!(worker.stop().await.is_clean());
+    assert_accounts_balance(&client).await;
+}
