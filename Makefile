@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test fmt lint check check-docs check-deploy build release setup setup-test clean
+.PHONY: help run dev test fmt lint check check-docs check-deploy build release setup setup-test bench bench-batcher clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,13 @@ build: ## Build the debug binary
 
 release: setup ## Build the release binary, target/release/musterd
 	@$(CARGO) build --locked --release --bin musterd
+
+# The daemon it measures is the release binary: cargo builds it first. BENCH="--rows 100000 --json" for options.
+bench: setup ## Measure the walk of a row beside the bare SQL of it and beside a queue table
+	@$(CARGO) bench --locked --quiet --bench throughput -- $(BENCH)
+
+bench-batcher: setup ## Measure fifty writers on one parent row, with and without the update batcher
+	@$(CARGO) bench --locked --quiet --bench batcher -- $(BENCH)
 
 setup: ## Install what running needs (PostgreSQL, a linker), or say what to install
 	@scripts/setup.sh rust cc postgres

@@ -232,8 +232,7 @@ pub async fn read_rows(
     limit: usize,
     bytes: usize,
 ) -> Result<Vec<InputRow>, BlockError> {
-    const FRESH: &str = "SELECT i.line, i.input FROM musterd.rows i
-         WHERE i.batch_id = $1 AND i.line BETWEEN $2 AND $3 ORDER BY i.line LIMIT $4";
+    const FRESH: &str = include_str!("sql/read.sql");
     const OPEN: &str = "SELECT i.line, i.input FROM musterd.rows i
          WHERE i.batch_id = $1 AND i.line BETWEEN $2 AND $3 AND ($5::int[] IS NULL OR i.line = ANY ($5))
            AND NOT EXISTS (SELECT FROM musterd.results r WHERE r.batch_id = i.batch_id AND r.line = i.line)

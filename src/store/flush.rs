@@ -60,12 +60,7 @@ pub enum Written {
     NotHeld,
 }
 
-const LOCK: &str = "SELECT b.id
-      FROM musterd.blocks b
-      JOIN ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[])) AS u (id, token)
-        ON u.id = b.id AND u.token = b.token
-     ORDER BY b.id
-       FOR UPDATE OF b";
+const LOCK: &str = include_str!("sql/lock.sql");
 const RESULTS: &str = include_str!("sql/results.sql");
 const CLOSE: &str = include_str!("sql/close.sql");
 

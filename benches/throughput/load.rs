@@ -1,0 +1,89 @@
+//! A batch of rows to work on, and what a measurement of it gives.
+
+use crate::ground::{Database, Ground, Transactions, Wal, connect};
+use anyhow::{Result, ensure};
+use std::time::{Duration, Instant};
+
+/// Lines of a block, everywhere: what the shipped configuration has.
+pub(crate) const BLOCK: i32 = 500;
+
+/// One way of working through the rows, measured once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    pub(crate) rows_per_second: f64,
+    pub(crate) wal_bytes_per_row: f64,
+    pub(crate) transactions_per_1000: f64,
+}
+
+impl Measured {
+    pub(crate) fn of(rows: i32, took: Duration, wal: f64, transactions: i64) -> Self {
+        let rows = f64::from(rows);
+        Self {
+            rows_per_second: rows / took.as_secs_f64(),
+            wal_bytes_per_row: wal / rows,
+            transactions_per_1000: transactions as f64 * 1000.0 / rows,
+        }
+    }
+}
+
+/// Before the clock starts.
+pub(crate) struct Start {
+    wal: Wal,
+    transactions: Transactions,
+    at: Instant,
+}
+
+impl Start {
+    pub(crate) async fn now(ground: &Ground, database: &Database) -> Result<Self> {
+        ground.settle().await?;
+        let transactions = ground.transactions(database).await?;
+        Ok(Self { wal: ground.wal().await?, transactions, at: Instant::now() })
+    }
+
+    /// After the clock has stopped; `took` when it was another clock than ours.
+    pub(crate) async fn end(
+        self,
+        ground: &Ground,
+        database: &Database,
+        rows: i32,
+        took: Duration,
+        wal: Wal,
+    ) -> Result<Measured> {
+        let (before, after) = (self.transactions, ground.transactions(database).await?);
+        ensure!(after.deadlocks == 0, "{} deadlocks", after.deadlocks);
+        let transactions = after.committed + after.rolled_back - before.committed - before.rolled_back;
+        Ok(Measured::of(rows, took, wal.bytes_since(self.wal), transactions))
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.at.elapsed()
+    }
+}
+
+/// A held batch of `noop` rows; its id.
+pub(crate) async fn load_batch(database: &Database, rows: i32) -> Result<i64> {
+    let client = connect(&database.url).await?;
+    let id: i64 = client.query_one("SELECT musterd.reserve_batch_id()", &[]).await?.get(0);
+    let insert = "INSERT INTO musterd.rows (batch_id, line, input)
+                  SELECT $1, n, jsonb_build_object('n', n) FROM generate_series(1, $2::int) n";
+    client.execute(insert, &[&id, &rows]).await?;
+    let open = "SELECT musterd.open_batch(p_id => $1, p_command => 'noop', p_rows => $2, p_hold => true)";
+    client.query_one(open, &[&id, &rows]).await?;
+    client.close().await;
+    Ok(id)
+}
+
+/// Everybody did all of it, or the figures mean nothing.
+pub(crate) async fn check_results(database: &Database, rows: i32) -> Result<()> {
+    let client = connect(&database.url).await?;
+    let sql = "SELECT (SELECT count(*) FROM musterd.results WHERE state = 'succeeded'),
+                      (SELECT sum(succeeded) FROM musterd.tallies), (SELECT count(*) FROM musterd.blocks)";
+    let row = client.query_one(sql, &[]).await?;
+    client.close().await;
+    let (results, tallied, blocks): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
+    ensure!(
+        results == i64::from(rows) && tallied == results && blocks == 0,
+        "{rows} rows, but {results} results, {tallied} tallied and {blocks} blocks left"
+    );
+    Ok(())
+}

@@ -1,0 +1,9 @@
+-- Lock the blocks that are still held, in the order of their ids: everybody locks in the same order.
+--
+-- $1 block ids, $2 tokens. Without the lock a worker that lost its block could write beside the one that has it now.
+SELECT b.id
+  FROM musterd.blocks b
+  JOIN ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[])) AS u (id, token)
+    ON u.id = b.id AND u.token = b.token
+ ORDER BY b.id
+   FOR UPDATE OF b
