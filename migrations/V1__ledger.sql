@@ -194,6 +194,8 @@ CREATE TABLE musterd.blocks (
     attempt      int NOT NULL DEFAULT 1,
     crashes      int NOT NULL DEFAULT 0,
     solo         boolean NOT NULL DEFAULT false,
+    solo_crashes int NOT NULL DEFAULT 0,
+    alone_at     timestamptz,
     available_at timestamptz NOT NULL DEFAULT now(),
     worker       text,
     token        uuid,
@@ -208,9 +210,15 @@ COMMENT ON COLUMN musterd.blocks.lines IS 'Null: every open line of the range. E
 COMMENT ON COLUMN musterd.blocks.attempt IS 'The attempt that is running, or will run next; counted from 1.';
 COMMENT ON COLUMN musterd.blocks.crashes IS 'How often a process died while this block ran.';
 COMMENT ON COLUMN musterd.blocks.solo IS 'A single suspect line: runs with nothing else in its process.';
+COMMENT ON COLUMN musterd.blocks.solo_crashes IS
+    'How often a process died while it ran this line and nothing else; only these count toward max_crashes.';
+COMMENT ON COLUMN musterd.blocks.alone_at IS
+    'Since when its holder runs it with nothing else beside it. Null: not yet, so that a death says nothing about it.';
 COMMENT ON COLUMN musterd.blocks.available_at IS 'A free block is due from then on; infinity while its batch or queue is parked.';
 
 CREATE INDEX blocks_free ON musterd.blocks (queue, priority, available_at) WHERE worker IS NULL;
+-- Empty in good times: asking for suspects costs nothing, however many blocks are free.
+CREATE INDEX blocks_suspect ON musterd.blocks (queue, priority, available_at) WHERE worker IS NULL AND crashes > 0;
 CREATE INDEX blocks_owned ON musterd.blocks (worker) WHERE worker IS NOT NULL;
 CREATE INDEX blocks_batch ON musterd.blocks (batch_id);
 
@@ -239,12 +247,18 @@ CREATE TABLE musterd.workers (
     started_at timestamptz NOT NULL DEFAULT now(),
     seen_at    timestamptz NOT NULL DEFAULT now(),
     state      text NOT NULL DEFAULT 'alive' CHECK (state IN ('alive', 'draining', 'stopped', 'dead')),
+    ended_at   timestamptz,
     lock_key   bigint
 ) WITH (fillfactor = 50);  -- a beat changes seen_at only, which no index names: HOT as long as the page has room
 COMMENT ON TABLE musterd.workers IS 'One row per process that ever worked here; dead ones are kept while something names them.';
 COMMENT ON COLUMN musterd.workers.id IS 'host-pid-nanoseconds, new at every start.';
 COMMENT ON COLUMN musterd.workers.seen_at IS 'The latest heartbeat, by the server''s clock.';
-COMMENT ON COLUMN musterd.workers.lock_key IS 'Session advisory lock the process holds while it lives.';
+COMMENT ON COLUMN musterd.workers.state IS
+    'alive, draining: it may hold blocks. stopped: it ended in good order. dead: others found it silent; it never comes back '
+    'under this id, and what it held is freed.';
+COMMENT ON COLUMN musterd.workers.ended_at IS 'When it stopped, or was declared dead.';
+COMMENT ON COLUMN musterd.workers.lock_key IS
+    'Session advisory lock the process holds while it lives; another one for every session. Null: it holds none.';
 
 CREATE TABLE musterd.queues (
     name       text PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 200),

@@ -11,6 +11,7 @@ mod screen;
 mod submit;
 mod task;
 mod why;
+mod worker;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
@@ -76,6 +77,9 @@ enum Command {
     /// Say why a batch, a task or a queue is not moving, and what to do.
     #[command(subcommand)]
     Why(why::Why),
+    /// See who works here.
+    #[command(subcommand)]
+    Worker(worker::WorkerCommand),
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -116,6 +120,7 @@ impl Cli {
             Command::Task(command) => command.execute(&global).await,
             Command::Queue(command) => command.execute(&global).await,
             Command::Why(command) => command.execute(&global).await,
+            Command::Worker(command) => command.execute(&global).await,
             Command::Config(command) => command.execute(&global),
             Command::Doctor(command) => command.execute(&global).await,
         }

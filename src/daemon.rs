@@ -1,5 +1,7 @@
 //! The daemon: its parts, wired once, run by the supervisor until they are told to stop.
 
+mod listener;
+
 use crate::{
     config::Config,
     flow::{
@@ -9,26 +11,41 @@ use crate::{
         fiber::{Bench, FactsCache},
         held::Held,
         pace::Pace,
+        solo::Room,
         task_claim::TaskDispatcher,
+        watch::Watch,
         writer::{Gate, OutcomeWriter},
     },
     handler::Registry,
     http,
-    liveness::{self, redis::StatusCache},
+    liveness::{
+        self, heartbeat::Heartbeat, identity::Identity, lease::Lease, redis::StatusCache, roll::Roll,
+        session::Session,
+    },
     metrics::Metrics,
     periodic::{self, Rhythm, describe},
     signal::Stop,
     store::{
         OpenError, Store,
         connect::ConnectError,
-        listen::{self, News},
-        migrate, workers,
+        migrate,
+        workers::{self, Enlisted},
     },
-    supervisor::{Ended, Health, STARTING, Stage, Supervisor},
-    upkeep::sweep::Sweep,
+    supervisor::{Census, Count, Ended, Health, Owned, STARTING, Stage, Supervisor},
+    upkeep::{
+        reconcile::Reconcile,
+        recovery::{self, Recovery},
+        sweep::Sweep,
+        timeouts::{self, Timeouts},
+    },
     worker_id::WorkerId,
 };
-use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+use listener::Listener;
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+    sync::Arc,
+};
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -65,12 +82,13 @@ pub async fn run(config: Config, stop: Stop) -> Result<Ended, DaemonError> {
 pub struct Daemon {
     config: Config,
     handlers: Registry,
-    worker: WorkerId,
+    identity: Identity,
+    lease: Lease,
     store: Store,
     health: Health,
     metrics: Metrics,
     port: http::Port,
-    cache: Option<StatusCache>,
+    roll: Option<Roll>,
 }
 
 impl Daemon {
@@ -104,12 +122,14 @@ impl Daemon {
         workers::register(&client, &worker, &config, &handlers)
             .await
             .map_err(|source| DaemonError::Register { source })?;
+        let lease = Lease::new(config.liveness.heartbeat_ttl);
         client.close().await;
-        let cache = match config.liveness.backend {
-            liveness::Backend::Redis => Some(StatusCache::open(&config.redis)?),
+        let roll = match config.liveness.backend {
+            liveness::Backend::Redis => Some(Roll::open(&config.redis, &metrics)?),
             liveness::Backend::Postgres => None,
         };
-        Ok(Self { config, handlers, worker, store, health, metrics, port, cache })
+        let identity = Identity::new(worker);
+        Ok(Self { config, handlers, identity, lease, store, health, metrics, port, roll })
     }
 
     /// Where the HTTP port is, also when the configuration asked for any.
@@ -120,28 +140,42 @@ impl Daemon {
     /// Works until `stop`, then drains.
     pub async fn run(self, stop: Stop) -> Result<Ended, DaemonError> {
         let address = self.address().map(|address| address.to_string());
-        tracing::info!(worker = %self.worker, version = env!("CARGO_PKG_VERSION"), http = address,
+        tracing::info!(worker = %self.identity.id(), version = env!("CARGO_PKG_VERSION"), http = address,
             commands = self.handlers.commands().join(","), "starting");
-        let (store, worker, cache) = (self.store.clone(), self.worker.clone(), self.cache.clone());
+        let (store, identity, roll) = (self.store.clone(), self.identity.clone(), self.roll.clone());
         let grace = self.config.shutdown.grace;
-        let ended = self.parts(&stop).run(stop, grace).await;
-        goodbye(&store, &worker).await;
-        if let Some(cache) = cache {
-            cache.close().await;
+        let mut ended = self.parts(&stop).run(stop, grace).await;
+        let worker = identity.id();
+        ended.owned = goodbye(&store, &worker).await;
+        if let Some(roll) = roll {
+            roll.close().await;
+        }
+        if let Owned::Something(left) = ended.owned {
+            tracing::error!(left, "blocks are still owned; another worker will recover them");
         }
         tracing::info!(worker = %worker, clean = ended.is_clean(), drained_ms = ended.drained_in.as_millis() as u64,
-            "stopped");
+            rows_given_back = ended.rows_given_back, owned = ?ended.owned, stuck = ?ended.stuck, "stopped");
         Ok(ended)
     }
 
     fn parts(self, stop: &Stop) -> Supervisor {
-        let mut supervisor = Supervisor::new(self.health.clone());
         let held = Held::default();
+        let (counted, metrics) = (held.clone(), self.metrics.clone());
+        let census =
+            Census::new(move || Count { blocks: counted.len(), given_back: metrics.rows_given_back.get() });
+        let mut supervisor = Supervisor::new(self.health.clone()).census(census);
+        let cache = self
+            .roll
+            .as_ref()
+            .map(|roll| StatusCache::new(roll.client().clone(), &self.config.redis.key_prefix));
+        let database = &self.config.database;
+        let session = Session::new(!database.is_pooled() || database.direct_url.is_some());
+        let watch = Watch::default();
 
         let completer = Completer {
             store: self.store.clone(),
             config: self.config.completion.clone(),
-            cache: self.cache.clone(),
+            cache,
             metrics: self.metrics.clone(),
         };
         let (checks, check_loop) = complete::channel(completer);
@@ -167,6 +201,9 @@ impl Daemon {
             metrics: self.metrics.clone(),
             now: stop.now.clone(),
             facts: FactsCache::default(),
+            lease: self.lease.clone(),
+            room: Room::default(),
+            watch: watch.clone(),
         });
 
         let mut wakes = HashMap::new();
@@ -178,14 +215,14 @@ impl Daemon {
                 queue: queue.clone(),
                 settings: settings.clone(),
                 poll_interval: self.config.claim.poll_interval,
-                worker: self.worker.clone(),
+                identity: self.identity.clone(),
                 bench: Arc::clone(&bench),
                 idle: Arc::clone(&idle),
                 wake: wake_tasks,
                 writable: writable.clone(),
                 drain: stop.drain.clone(),
             };
-            supervisor.once("tasks", Stage::Work, |stop| async move {
+            supervisor.once(format!("tasks {queue}"), Stage::Work, |stop| async move {
                 task_dispatcher.run(stop).await;
                 Ok(())
             });
@@ -193,14 +230,14 @@ impl Daemon {
                 queue: queue.clone(),
                 settings: settings.clone(),
                 config: self.config.claim.clone(),
-                worker: self.worker.clone(),
+                identity: self.identity.clone(),
                 bench: Arc::clone(&bench),
                 idle,
                 wake,
                 writable: writable.clone(),
                 drain: stop.drain.clone(),
             };
-            supervisor.once("queue", Stage::Work, |stop| async move {
+            supervisor.once(format!("queue {queue}"), Stage::Work, |stop| async move {
                 dispatcher.run(stop).await;
                 Ok(())
             });
@@ -214,66 +251,133 @@ impl Daemon {
             check_loop.run().await;
             Ok(())
         });
-        // Both can ask for checks: they stop before the completer, which ends when nobody can.
-        add_listener(&mut supervisor, &self.store, wakes, held, checks.clone());
-        add_sweep(&mut supervisor, &self.store, &self.config.completion, checks);
+        // What can ask for checks stops before the completer or with it: that ends when nobody can ask any more.
+        let ear = Listener {
+            target: self.store.direct.clone(),
+            identity: self.identity.clone(),
+            session: session.clone(),
+            wakes: Arc::new(wakes),
+            held: held.clone(),
+            checks: checks.clone(),
+            health: self.health.clone(),
+        };
+        // Until the last flush: its lock is what keeps a worker that drains from being taken for dead.
+        supervisor.part("listener", Stage::Finish, move |stop| {
+            let ear = ear.clone();
+            async move {
+                ear.run(stop).await;
+                Ok(())
+            }
+        });
+        add_sweep(&mut supervisor, &self.store, &self.config.completion, checks.clone());
+        self.add_upkeep(&mut supervisor, &session, &held, checks, watch);
+        self.add_heartbeat(&mut supervisor, session, held, stop);
         let (port, health, metrics) = (self.port, self.health, self.metrics);
         supervisor.once("http", Stage::Http, |stop| async move {
             Ok(http::serve(port, health, metrics, stop).await?)
         });
         supervisor
     }
+
+    fn add_upkeep(
+        &self,
+        supervisor: &mut Supervisor,
+        session: &Session,
+        held: &Held,
+        checks: Checks,
+        watch: Watch,
+    ) {
+        let (store, identity, metrics) = (self.store.clone(), self.identity.clone(), self.metrics.clone());
+        let (config, lease) = (self.config.liveness.clone(), self.lease.clone());
+        let (session, roll, asks) = (session.clone(), self.roll.clone(), checks.clone());
+        supervisor.part("recovery", Stage::Claim, move |stop| {
+            let recovery = Recovery {
+                store: store.clone(),
+                config: config.clone(),
+                identity: identity.clone(),
+                lease: lease.clone(),
+                session: session.clone(),
+                roll: roll.clone(),
+                checks: asks.clone(),
+                metrics: metrics.clone(),
+                pace: recovery::Pace::default(),
+            };
+            tick(recovery, Rhythm::Every(recovery::LOOK_EVERY), stop)
+        });
+        let (store, identity, metrics) = (self.store.clone(), self.identity.clone(), self.metrics.clone());
+        let (held, every) = (held.clone(), self.config.liveness.reconcile_interval);
+        supervisor.part("reconcile", Stage::Claim, move |stop| {
+            let reconcile = Reconcile {
+                store: store.clone(),
+                identity: identity.clone(),
+                held: held.clone(),
+                checks: checks.clone(),
+                metrics: metrics.clone(),
+                missing: HashSet::new(),
+            };
+            tick(reconcile, Rhythm::Every(every), stop)
+        });
+        let metrics = self.metrics.clone();
+        supervisor.part("timeouts", Stage::Upkeep, move |stop| {
+            let timeouts = Timeouts { watch: watch.clone(), metrics: metrics.clone() };
+            tick(timeouts, Rhythm::Every(timeouts::LOOK_EVERY), stop)
+        });
+    }
+
+    fn add_heartbeat(&self, supervisor: &mut Supervisor, session: Session, held: Held, stop: &Stop) {
+        let heart = Heartbeat {
+            config: self.config.liveness.clone(),
+            redis: self.config.redis.clone(),
+            target: self.store.direct.clone(),
+            enlisted: Enlisted::of(&self.config, &self.handlers),
+            identity: self.identity.clone(),
+            lease: self.lease.clone(),
+            session,
+            held,
+            health: self.health.clone(),
+            metrics: self.metrics.clone(),
+            drain: stop.drain.clone(),
+        };
+        supervisor.part("heartbeat", Stage::Heartbeat, move |stop| {
+            let heart = heart.clone();
+            async move { Ok(heart.run(stop).await?) }
+        });
+    }
 }
 
-fn add_listener(
-    supervisor: &mut Supervisor,
-    store: &Store,
-    wakes: HashMap<String, [Arc<Notify>; 2]>,
-    held: Held,
-    checks: Checks,
-) {
-    let (target, wakes) = (store.direct.clone(), Arc::new(wakes));
-    supervisor.part("listener", Stage::Claim, move |stop| {
-        let (target, wakes, held, checks) =
-            (target.clone(), Arc::clone(&wakes), held.clone(), checks.clone());
-        async move {
-            let holding = held.clone();
-            let tell = move |news: News| match news {
-                News::Work(queue) => {
-                    wakes.get(&queue).into_iter().flatten().for_each(|wake| wake.notify_one());
-                }
-                News::Abort(id) => {
-                    held.abort(id);
-                    checks.ask(id);
-                }
-                News::Check(id) => checks.ask(id),
-                News::AnythingMissed => wakes.values().flatten().for_each(|wake| wake.notify_one()),
-            };
-            Ok(listen::listen(&target, &stop, move || holding.ids(), tell).await?)
-        }
-    });
+type PartResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+async fn tick<P: periodic::Periodic>(task: P, rhythm: Rhythm, stop: CancellationToken) -> PartResult {
+    periodic::run(task, rhythm, stop).await;
+    Ok(())
 }
 
 fn add_sweep(supervisor: &mut Supervisor, store: &Store, config: &complete::Config, checks: Checks) {
     let (store, rhythm) = (store.clone(), Rhythm::Between(config.sweep_min, config.sweep_max));
     supervisor.part("sweep", Stage::Claim, move |stop| {
-        let sweep = Sweep { store: store.clone(), checks: checks.clone() };
-        async move {
-            periodic::run(sweep, rhythm, stop).await;
-            Ok(())
-        }
+        tick(Sweep { store: store.clone(), checks: checks.clone() }, rhythm, stop)
     });
 }
 
-/// Takes the worker off the list. It may fail: a row of a worker that is gone does no harm.
-async fn goodbye(store: &Store, worker: &WorkerId) {
+/// Takes the worker off the list and asks what it still owns.
+async fn goodbye(store: &Store, worker: &WorkerId) -> Owned {
     let farewell = async {
         let client = store.direct.open("musterd stop").await?;
         let said = workers::deregister(&client, worker).await;
         client.close().await;
         said.map_err(|source| DaemonError::Register { source })
     };
-    if let Err(error) = farewell.await {
-        tracing::warn!(error = describe(&error), "could not say goodbye to the database");
+    let limit = std::time::Duration::from_secs(5);
+    match tokio::time::timeout(limit, farewell).await {
+        Ok(Ok(0)) => Owned::Nothing,
+        Ok(Ok(left)) => Owned::Something(left),
+        Ok(Err(error)) => {
+            tracing::warn!(error = describe(&error), "could not say goodbye to the database");
+            Owned::Unknown
+        }
+        Err(_) => {
+            tracing::warn!("the database did not answer to our goodbye");
+            Owned::Unknown
+        }
     }
 }

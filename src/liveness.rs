@@ -1,6 +1,14 @@
-//! Who is alive: heartbeats in Redis and PostgreSQL.
+//! Who is alive: heartbeats in Redis and PostgreSQL, a lock for as long as a session stands, a lease to work by.
+//!
+//! PostgreSQL is the truth. Redis is a second witness: it can save a living worker from being taken for dead, never the
+//! other way round.
 
+pub mod heartbeat;
+pub mod identity;
+pub mod lease;
 pub mod redis;
+pub mod roll;
+pub mod session;
 
 use crate::{config::Problems, secret::Secret};
 use serde::{Deserialize, Serialize};
@@ -20,6 +28,12 @@ pub struct Config {
     /// Time between two looks for dead workers.
     #[serde(with = "humantime_serde")]
     pub recovery_interval: Duration,
+    /// Time between two comparisons of what the database says this worker holds with what it does hold.
+    #[serde(with = "humantime_serde")]
+    pub reconcile_interval: Duration,
+    /// After PostgreSQL's start or an outage of our own, nobody is judged for this long.
+    #[serde(with = "humantime_serde")]
+    pub settle: Duration,
     /// Life of the set of what a worker holds.
     #[serde(with = "humantime_serde")]
     pub rows_ttl: Duration,
@@ -54,6 +68,8 @@ impl Default for Config {
             heartbeat_interval: Duration::from_secs(30),
             heartbeat_ttl: Duration::from_secs(60),
             recovery_interval: Duration::from_secs(60),
+            reconcile_interval: Duration::from_secs(15),
+            settle: Duration::from_secs(15),
             rows_ttl: Duration::from_secs(180),
             max_crashes: 3,
         }
@@ -82,6 +98,11 @@ impl Config {
         problems.unless(
             !self.recovery_interval.is_zero(),
             "liveness.recovery_interval",
+            "must be above zero",
+        );
+        problems.unless(
+            !self.reconcile_interval.is_zero(),
+            "liveness.reconcile_interval",
             "must be above zero",
         );
         problems.unless(self.max_crashes > 0, "liveness.max_crashes", "must be at least 1");

@@ -26,6 +26,58 @@ pub struct Metrics {
     /// Batches this worker finished.
     pub batches_completed: Counter,
     pub blocks_held: Gauge,
+    /// Rows that were not started when the worker stopped, and went back.
+    pub rows_given_back: Counter,
+    pub liveness: LivenessMetrics,
+    /// Whether Redis answers; nought also when it is not used.
+    pub redis_up: Gauge,
+    /// Rows whose handler runs on past its timeout and cannot be stopped.
+    pub handlers_overdue: Gauge,
+}
+
+/// Alive, dead and back.
+#[derive(Clone, Debug, Default)]
+pub struct LivenessMetrics {
+    /// When the last heartbeat was taken by PostgreSQL, in Unix seconds of this machine.
+    pub last_beat: Gauge<f64, AtomicU64>,
+    pub beats: Counter,
+    pub beats_failed: Counter,
+    /// Times this worker found itself declared dead and began anew.
+    pub rebirths: Counter,
+    /// Workers this one declared dead.
+    pub buried: Counter,
+    /// Blocks of dead workers freed here.
+    pub recovered_blocks: Counter,
+    /// Rows failed because they killed their process once too often.
+    pub killer_rows: Counter,
+    /// Blocks that this worker owned without holding them, or held without owning them.
+    pub reconciled: Counter,
+}
+
+impl LivenessMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register_with_unit(
+            "last_beat_timestamp",
+            "When the last heartbeat was written",
+            Unit::Seconds,
+            self.last_beat.clone(),
+        );
+        registry.register("beats", "Heartbeats written to PostgreSQL", self.beats.clone());
+        registry.register("beats_failed", "Heartbeats PostgreSQL did not take", self.beats_failed.clone());
+        registry.register(
+            "rebirths",
+            "Times this worker was declared dead and began anew",
+            self.rebirths.clone(),
+        );
+        registry.register("buried", "Workers this one declared dead", self.buried.clone());
+        registry.register("recovered_blocks", "Blocks of dead workers freed", self.recovered_blocks.clone());
+        registry.register("killer_rows", "Rows failed for killing their process", self.killer_rows.clone());
+        registry.register(
+            "reconciled",
+            "Blocks owned and not held, or held and not owned",
+            self.reconciled.clone(),
+        );
+    }
 }
 
 /// What the batcher is judged by.
@@ -91,6 +143,10 @@ impl Default for Metrics {
         batcher.register(registry.sub_registry_with_prefix("batcher"));
         let (rows, fenced, blocks) = (Family::default(), Counter::default(), Counter::default());
         let (batches_completed, blocks_held) = (Counter::default(), Gauge::default());
+        let (rows_given_back, redis_up, handlers_overdue) =
+            (Counter::default(), Gauge::default(), Gauge::default());
+        let liveness = LivenessMetrics::default();
+        liveness.register(registry.sub_registry_with_prefix("liveness"));
         registry.register("rows", "Rows that reached a final state here", Family::clone(&rows));
         let tasks = Family::default();
         registry.register("tasks", "Attempts of tasks, by the state they led to", Family::clone(&tasks));
@@ -98,6 +154,13 @@ impl Default for Metrics {
         registry.register("blocks_claimed", "Blocks claimed", blocks.clone());
         registry.register("batches_completed", "Batches finished by this worker", batches_completed.clone());
         registry.register("blocks_held", "Blocks in hand", blocks_held.clone());
+        registry.register("rows_given_back", "Rows given back unstarted", rows_given_back.clone());
+        registry.register("redis_up", "Whether Redis answers", redis_up.clone());
+        registry.register(
+            "handlers_overdue",
+            "Handlers past their timeout that do not stop",
+            handlers_overdue.clone(),
+        );
         Self {
             registry: Arc::new(registry),
             batcher,
@@ -107,6 +170,10 @@ impl Default for Metrics {
             blocks,
             batches_completed,
             blocks_held,
+            rows_given_back,
+            liveness,
+            redis_up,
+            handlers_overdue,
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod migrate;
 mod pools;
 pub mod queues;
 pub mod reasons;
+pub mod recovery;
 pub mod submissions;
 pub mod tasks;
 pub mod workers;

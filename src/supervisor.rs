@@ -1,18 +1,15 @@
 //! Starts every part by name, knows what the death of each means, and stops them in the data's direction.
 
+mod drain;
+mod health;
+
+pub use health::{Health, PartReport, PartState};
+
 use crate::signal::Stop;
+use drain::Running;
 use futures::{FutureExt, future::BoxFuture};
 use serde::{Deserialize, Serialize};
-use std::{
-    any::Any,
-    panic::AssertUnwindSafe,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
-use tokio::task::JoinSet;
+use std::{any::Any, borrow::Cow, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 /// The `[shutdown]` section.
@@ -31,7 +28,8 @@ impl Default for Config {
 }
 
 /// The order in which parts stop: the data's own direction, the heartbeat after everything it vouches for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Stage {
     Claim,
     Work,
@@ -60,41 +58,51 @@ type PartResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 type Start = Box<dyn FnMut(CancellationToken) -> BoxFuture<'static, PartResult> + Send>;
 
 struct Part {
-    name: &'static str,
+    name: Cow<'static, str>,
     stage: Stage,
     on_death: OnDeath,
     start: Start,
-}
-
-/// Why the daemon is not ready, by the part that says so. Empty is ready.
-#[derive(Clone, Debug, Default)]
-pub struct Health(Arc<Mutex<std::collections::BTreeMap<&'static str, String>>>);
-
-impl Health {
-    pub fn unready(&self, part: &'static str, reason: impl Into<String>) {
-        self.lock().insert(part, reason.into());
-    }
-
-    pub fn ready(&self, part: &'static str) {
-        self.lock().remove(part);
-    }
-
-    pub fn not_ready_because(&self) -> Vec<String> {
-        self.lock().iter().map(|(part, reason)| format!("{part}: {reason}")).collect()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<&'static str, String>> {
-        // A panic elsewhere leaves the map whole: inserts and removals are single steps.
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
 }
 
 /// A part whose death ended the daemon.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{part} died: {reason}")]
 pub struct PartDied {
-    pub part: &'static str,
+    pub part: String,
     pub reason: String,
+}
+
+/// What is in hand while the daemon drains, for the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub blocks: usize,
+    /// Rows given back since the process started.
+    pub given_back: u64,
+}
+
+/// Counts what is in hand.
+pub struct Census(Box<dyn Fn() -> Count + Send + Sync>);
+
+impl std::fmt::Debug for Census {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.count().fmt(f)
+    }
+}
+
+impl Census {
+    pub fn new(count: impl Fn() -> Count + Send + Sync + 'static) -> Self {
+        Self(Box::new(count))
+    }
+
+    fn count(&self) -> Count {
+        (self.0)()
+    }
+}
+
+impl Default for Census {
+    fn default() -> Self {
+        Self::new(Count::default)
+    }
 }
 
 /// How a run ended.
@@ -104,48 +112,68 @@ pub struct Ended {
     /// Parts that were still running when the last patience was gone.
     pub stuck: Vec<Stage>,
     pub drained_in: Duration,
+    pub rows_given_back: u64,
+    pub owned: Owned,
+}
+
+/// What the database says the worker owned when it was over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Owned {
+    #[default]
+    Nothing,
+    /// Blocks and tasks left to the recovery.
+    Something(i64),
+    /// It could not be asked.
+    Unknown,
 }
 
 impl Ended {
     pub fn is_clean(&self) -> bool {
-        self.died.is_none() && self.stuck.is_empty()
+        self.died.is_none() && self.stuck.is_empty() && self.owned == Owned::Nothing
     }
 }
 
 /// The parts of the daemon before they run.
 pub struct Supervisor {
     health: Health,
+    census: Census,
     parts: Vec<Part>,
 }
 
 impl std::fmt::Debug for Supervisor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.parts.iter().map(|part| part.name)).finish()
+        f.debug_list().entries(self.parts.iter().map(|part| &part.name)).finish()
     }
 }
 
 impl Supervisor {
     pub fn new(health: Health) -> Self {
-        Self { health, parts: Vec::new() }
+        Self { health, census: Census::default(), parts: Vec::new() }
+    }
+
+    /// What the drain counts at each of its stages.
+    pub fn census(mut self, census: Census) -> Self {
+        self.census = census;
+        self
     }
 
     /// Adds a part that can be started any number of times.
     pub fn part<F>(
         &mut self,
-        name: &'static str,
+        name: impl Into<Cow<'static, str>>,
         stage: Stage,
         mut start: impl FnMut(CancellationToken) -> F + Send + 'static,
     ) where
         F: Future<Output = PartResult> + Send + 'static,
     {
         let start: Start = Box::new(move |stop| start(stop).boxed());
-        self.parts.push(Part { name, stage, on_death: OnDeath::Restart, start });
+        self.parts.push(Part { name: name.into(), stage, on_death: OnDeath::Restart, start });
     }
 
     /// Adds a part that owns something there is only one of; its death stops the daemon.
     pub fn once<F>(
         &mut self,
-        name: &'static str,
+        name: impl Into<Cow<'static, str>>,
         stage: Stage,
         start: impl FnOnce(CancellationToken) -> F + Send + 'static,
     ) where
@@ -156,12 +184,12 @@ impl Supervisor {
             Some(start) => start(stop).boxed(),
             None => futures::future::ready(Err("cannot be started twice".into())).boxed(),
         });
-        self.parts.push(Part { name, stage, on_death: OnDeath::Stop, start });
+        self.parts.push(Part { name: name.into(), stage, on_death: OnDeath::Stop, start });
     }
 
     /// Runs every part until `stop`, or until one dies that the daemon cannot do without; then drains.
     pub async fn run(self, stop: Stop, grace: Duration) -> Ended {
-        let mut running = Running::start(self.parts);
+        let mut running = Running::start(self.parts, &self.health);
         self.health.ready(STARTING);
         tracing::info!("ready");
         let died = tokio::select! {
@@ -172,7 +200,7 @@ impl Supervisor {
             }
         };
         self.health.unready("shutdown", "draining");
-        running.drain(died, &stop, grace).await
+        running.drain(died, &stop, grace, &self.census).await
     }
 }
 
@@ -181,118 +209,6 @@ pub const STARTING: &str = "start";
 
 /// After the grace what runs is told to give back; this is how long it may take to do so.
 const GIVE_BACK_LIMIT: Duration = Duration::from_secs(5);
-
-struct Running {
-    stages: Vec<(Stage, CancellationToken, JoinSet<()>)>,
-    draining: Arc<AtomicBool>,
-    deaths: tokio::sync::mpsc::UnboundedReceiver<PartDied>,
-}
-
-impl Running {
-    fn start(parts: Vec<Part>) -> Self {
-        let draining = Arc::new(AtomicBool::new(false));
-        let (report, deaths) = tokio::sync::mpsc::unbounded_channel();
-        let mut stages: Vec<_> =
-            Stage::ALL.into_iter().map(|stage| (stage, CancellationToken::new(), JoinSet::new())).collect();
-        for part in parts {
-            let (draining, report) = (Arc::clone(&draining), report.clone());
-            if let Some((_, token, set)) = stages.iter_mut().find(|(stage, ..)| *stage == part.stage) {
-                set.spawn(keep(part, token.clone(), draining, report));
-            }
-        }
-        Self { stages, draining, deaths }
-    }
-
-    async fn first_death(&mut self) -> PartDied {
-        match self.deaths.recv().await {
-            Some(died) => died,
-            // No part is left to report: only possible when there was none.
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Stops stage after stage. At the end of the grace `stop.now` asks for what runs to be given back.
-    async fn drain(mut self, died: Option<PartDied>, stop: &Stop, grace: Duration) -> Ended {
-        self.draining.store(true, Ordering::SeqCst);
-        // Also when a part's death is what began it: whoever takes in work stops at this word.
-        stop.drain.cancel();
-        let began = Instant::now();
-        let give_back_at = tokio::time::Instant::now() + grace;
-        let mut stuck = Vec::new();
-        for (stage, token, set) in &mut self.stages {
-            if set.is_empty() {
-                continue;
-            }
-            let stage_began = Instant::now();
-            token.cancel();
-            if !ends_before(set, stop, give_back_at).await {
-                stop.now.cancel();
-                if tokio::time::timeout(GIVE_BACK_LIMIT, all_ended(set)).await.is_err() {
-                    tracing::error!(?stage, "did not stop in time; abandoned");
-                    stuck.push(*stage);
-                    set.shutdown().await;
-                }
-            }
-            tracing::info!(stage = ?stage, took_ms = stage_began.elapsed().as_millis() as u64, "stopped");
-        }
-        Ended { died, stuck, drained_in: began.elapsed() }
-    }
-}
-
-/// Whether all of a stage ended before the grace was over and before anybody asked to give back at once.
-async fn ends_before(set: &mut JoinSet<()>, stop: &Stop, deadline: tokio::time::Instant) -> bool {
-    tokio::select! {
-        biased;
-        () = all_ended(set) => true,
-        () = stop.now.cancelled() => false,
-        () = tokio::time::sleep_until(deadline) => false,
-    }
-}
-
-async fn all_ended(set: &mut JoinSet<()>) {
-    while set.join_next().await.is_some() {}
-}
-
-/// Runs one part and does what its policy says each time it ends unasked.
-async fn keep(
-    mut part: Part,
-    stop: CancellationToken,
-    draining: Arc<AtomicBool>,
-    report: tokio::sync::mpsc::UnboundedSender<PartDied>,
-) {
-    let mut deaths = 0;
-    loop {
-        let began = Instant::now();
-        let ended = AssertUnwindSafe((part.start)(stop.clone())).catch_unwind().await;
-        if stop.is_cancelled() || draining.load(Ordering::SeqCst) {
-            if let Some(reason) = reason_of(ended) {
-                tracing::warn!(part = part.name, reason, "ended with an error while stopping");
-            }
-            return;
-        }
-        let reason = reason_of(ended).unwrap_or_else(|| "it returned without being asked to".into());
-        if part.on_death == OnDeath::Stop {
-            // Nobody listens any more only when the daemon is already going down.
-            let _ = report.send(PartDied { part: part.name, reason });
-            return;
-        }
-        // A part that lived for a while starts with a clean record.
-        deaths = if began.elapsed() > Duration::from_secs(60) { 1 } else { deaths + 1 };
-        let wait = crate::backoff::delay(Duration::from_millis(100), Duration::from_secs(5), deaths);
-        tracing::error!(part = part.name, reason, ?wait, "a part died; starting it again");
-        if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
-            return;
-        }
-    }
-}
-
-fn reason_of(ended: Result<PartResult, Box<dyn Any + Send>>) -> Option<String> {
-    match ended {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(crate::periodic::describe(error.as_ref())),
-        Err(panic) => Some(format!("panicked: {}", panic_message(panic.as_ref()))),
-    }
-}
 
 /// What a panic said, when it said it in words.
 pub fn panic_message(panic: &(dyn Any + Send)) -> &str {

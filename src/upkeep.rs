@@ -1,3 +1,6 @@
 //! What runs by the clock, beside the walk: it mends by SQL only, never by call.
 
+pub mod reconcile;
+pub mod recovery;
 pub mod sweep;
+pub mod timeouts;

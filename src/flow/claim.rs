@@ -1,16 +1,16 @@
 //! The dispatcher of one queue: claims blocks for its idle fibers, and sleeps when there is nothing.
 
-use super::{fiber::Bench, held::Held};
+use super::{fiber::Bench, held::Held, solo::Company};
 use crate::{
     backoff,
     config::Problems,
+    liveness::identity::Identity,
     periodic::describe,
     queue,
     store::{
         LONGEST_BACKOFF,
         blocks::{self, Block, BlockError, Priorities, Size, Wanted},
     },
-    worker_id::WorkerId,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -66,7 +66,8 @@ pub struct Dispatcher {
     pub queue: String,
     pub settings: queue::Config,
     pub config: Config,
-    pub worker: WorkerId,
+    /// Who claims; asked anew for every claim.
+    pub identity: Identity,
     pub bench: Arc<Bench>,
     /// The queue's idle fibers, shared with its tasks.
     pub idle: Arc<Semaphore>,
@@ -86,15 +87,22 @@ struct Running {
     claims: u64,
     /// Tokens sent with claims whose reply never came.
     doubtful: Vec<(Uuid, Instant)>,
+    /// When to look for a solitary block again.
+    next_solo_look: Instant,
 }
 
 impl Dispatcher {
     /// Claims until the drain, then lets the blocks in hand come to their end; returns when told to `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        let drain = self.drain.clone();
-        let idle = Arc::clone(&self.idle);
-        let mut running =
-            Running { dispatcher: self, idle, fibers: JoinSet::new(), claims: 0, doubtful: Vec::new() };
+        let (drain, idle) = (self.drain.clone(), Arc::clone(&self.idle));
+        let mut running = Running {
+            dispatcher: self,
+            idle,
+            fibers: JoinSet::new(),
+            claims: 0,
+            doubtful: Vec::new(),
+            next_solo_look: Instant::now(),
+        };
         running.dispatch(&drain).await;
         running.adopt_last().await;
         while let Some(ended) = running.fibers.join_next().await {
@@ -108,12 +116,12 @@ impl Running {
     /// A claim that has begun is finished: what it claimed must be started or given back.
     async fn dispatch(&mut self, stop: &CancellationToken) {
         let mut failures = 0;
-        while let Some(permits) = stop.run_until_cancelled(self.idle_fibers()).await {
+        while let Some((permits, company)) = stop.run_until_cancelled(self.idle_fibers()).await {
             if stop.is_cancelled() {
                 // The last fibers became idle because of it.
                 return;
             }
-            let pause = match self.claim_for(permits).await {
+            let pause = match self.claim_for(permits, company).await {
                 Ok(claimed) => {
                     failures = 0;
                     if claimed > 0 {
@@ -144,18 +152,20 @@ impl Running {
             return;
         }
         let held = self.dispatcher.bench.held.clone();
+        let company = self.dispatcher.bench.room.enter().await;
         let adopted = match self.dispatcher.bench.store.claims.get().await {
             Ok(client) => self.adopt(&client, &held).await,
             Err(error) => Err(error.into()),
         };
         match adopted {
-            Ok(blocks) => blocks.into_iter().for_each(|block| self.start(block, None)),
+            Ok(blocks) => blocks.into_iter().for_each(|block| self.start(block, None, company.clone())),
             Err(error) => tracing::warn!(error = describe(&error), "lost claims are left to the recovery"),
         }
     }
 
-    /// Waits until a fiber is idle and outcomes can be written; takes as many idle fibers as there are.
-    async fn idle_fibers(&mut self) -> Vec<OwnedSemaphorePermit> {
+    /// Waits until a fiber is idle, outcomes can be written, the lease is valid and nobody is to be alone; takes as many
+    /// idle fibers as there are.
+    async fn idle_fibers(&mut self) -> (Vec<OwnedSemaphorePermit>, Company) {
         while let Some(ended) = self.fibers.try_join_next() {
             report(ended);
         }
@@ -172,24 +182,30 @@ impl Running {
         {
             permits.push(more);
         }
-        permits
+        let company = self.dispatcher.bench.room.enter().await;
+        self.dispatcher.bench.lease.valid().await;
+        (permits, company)
     }
 
     /// Claims a block for every permit and starts it. Returns how many there were.
-    async fn claim_for(&mut self, mut permits: Vec<OwnedSemaphorePermit>) -> Result<usize, BlockError> {
+    async fn claim_for(
+        &mut self,
+        mut permits: Vec<OwnedSemaphorePermit>,
+        company: Company,
+    ) -> Result<usize, BlockError> {
         let claimed = self.claim(permits.len()).await?;
         let count = claimed.len();
         self.dispatcher.bench.metrics.blocks.inc_by(count as u64);
         for block in claimed {
-            self.start(block, permits.pop());
+            self.start(block, permits.pop(), company.clone());
         }
         Ok(count)
     }
 
-    fn start(&mut self, block: Block, permit: Option<OwnedSemaphorePermit>) {
+    fn start(&mut self, block: Block, permit: Option<OwnedSemaphorePermit>, company: Company) {
         let bench = Arc::clone(&self.dispatcher.bench);
         self.fibers.spawn(async move {
-            bench.run(block).await;
+            bench.run(block, company).await;
             drop(permit);
         });
     }
@@ -218,11 +234,12 @@ impl Running {
         if claimed.len() >= count {
             return Ok(());
         }
+        claimed.extend(self.claim_solo(client, &held).await?);
         self.claims += 1;
         let by_turns = [Kind::Free, Kind::Fresh];
         let order = if self.claims.is_multiple_of(2) { by_turns } else { [Kind::Fresh, Kind::Free] };
         for (place, kind) in order.into_iter().enumerate() {
-            let missing = count - claimed.len();
+            let missing = count.saturating_sub(claimed.len());
             if missing == 0 {
                 break;
             }
@@ -234,6 +251,19 @@ impl Running {
             claimed.extend(self.claim_kind(client, &held, kind, missing, priorities).await?);
         }
         Ok(())
+    }
+
+    /// Solitary blocks are rare: looked for now and then, and not behind everything else, or a busy worker never would.
+    async fn claim_solo(
+        &mut self,
+        client: &deadpool_postgres::Object,
+        held: &Held,
+    ) -> Result<Vec<Block>, BlockError> {
+        if Instant::now() < self.next_solo_look {
+            return Ok(Vec::new());
+        }
+        self.next_solo_look = Instant::now() + self.dispatcher.config.poll_interval;
+        self.claim_kind(client, held, Kind::Solo, 1, Priorities::Best).await
     }
 
     async fn claim_kind(
@@ -253,9 +283,10 @@ impl Running {
         };
         let sizes: Vec<Size> = commands.iter().map(size).collect();
         let tokens = held.announce(count);
+        let worker = dispatcher.identity.id();
         let wanted = Wanted {
             queue: &dispatcher.queue,
-            worker: dispatcher.worker.as_str(),
+            worker: worker.as_str(),
             tokens: &tokens,
             commands: &commands,
             sizes: &sizes,
@@ -264,6 +295,7 @@ impl Running {
         let claimed = match kind {
             Kind::Fresh => blocks::carve(client, &wanted, priorities).await,
             Kind::Free => blocks::take(client, &wanted, priorities).await,
+            Kind::Solo => blocks::take_solo(client, &wanted).await.map(|found| found.into_iter().collect()),
         };
         if claimed.is_err() {
             // The statement may have committed without our knowing; the tokens stay announced.
@@ -306,11 +338,13 @@ impl Running {
     }
 }
 
-/// The two kinds of work a queue has.
+/// The kinds of work a queue has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Free,
     Fresh,
+    /// Must run with nothing else in the process.
+    Solo,
 }
 
 fn report(ended: Result<(), tokio::task::JoinError>) {

@@ -5,12 +5,15 @@ use super::{
     complete::Checks,
     held::{Cancel, Held},
     pace::Pace,
+    solo::{Company, Room, Solitude},
+    watch::{Guard, Watch},
     writer::{BlockUpdate, OutcomeWriter, Update},
 };
 use crate::{
     backoff, handler,
     handler::{Entry, Outcome, Registry, RowCall},
     json::Json,
+    liveness::lease::Lease,
     metrics::Metrics,
     periodic::describe,
     store::{
@@ -19,6 +22,7 @@ use crate::{
         flush::{Close, RowWrite, Verdict},
     },
 };
+use futures::FutureExt;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
@@ -49,6 +53,10 @@ pub struct Bench {
     /// Give back what is running, now.
     pub now: CancellationToken,
     pub facts: FactsCache,
+    /// Without it no handler is started: the block may be somebody else's by now.
+    pub lease: Lease,
+    pub room: Room,
+    pub watch: Watch,
 }
 
 /// What blocks of the same batch share, asked once.
@@ -72,21 +80,75 @@ pub(super) enum End {
 }
 
 impl Bench {
+    /// Runs a block to its end beside others; or, when it must be alone, when they are gone.
+    pub async fn run(&self, block: Block, company: Company) {
+        if !block.solo {
+            self.run_block(block).await;
+            return drop(company);
+        }
+        // Not one of those it waits for.
+        drop(company);
+        let cancel = self.held.cancel_of(block.reference.token);
+        let solitude = tokio::select! {
+            biased;
+            end = interrupted(&cancel, &self.now) => return self.leave(&block, end).await,
+            solitude = self.alone_with(&block) => solitude,
+        };
+        let marked = self.patiently(&cancel, "block", || async {
+            blocks::mark_alone_if_held(&self.store.general.get().await?, block.reference).await
+        });
+        match marked.await {
+            Some(true) => {
+                tracing::warn!(batch = block.reference.batch, line = block.first, token = %block.reference.token,
+                    "a row that processes died with runs alone now");
+                self.run_block(block).await;
+            }
+            Some(false) => self.leave(&block, End::Fenced).await,
+            None => {
+                let end = interrupted(&cancel, &self.now).await;
+                self.leave(&block, end).await;
+            }
+        }
+        drop(solitude);
+    }
+
+    /// Nobody else is at work, and what they did is written: only this block could suffer from its own deed.
+    async fn alone_with(&self, block: &Block) -> Solitude {
+        let solitude = self.room.alone().await;
+        self.held.nothing_but(block.reference.token).await;
+        solitude
+    }
+
+    /// Gives up a block of which nothing was started.
+    async fn leave(&self, block: &Block, end: End) {
+        match end {
+            End::Fenced => {
+                self.metrics.fenced.inc();
+                self.held.forget(block.reference.token);
+            }
+            End::Aborted => self.close(block, Close::default()).await,
+            End::Whole | End::GiveBack => {
+                let give_back = block.open_lines(block.first);
+                self.metrics.rows_given_back.inc_by(give_back.len() as u64);
+                self.close(block, Close { give_back, ..Close::default() }).await;
+            }
+        }
+    }
+
     /// Runs a block to its end and hands over its close.
-    pub async fn run(&self, block: Block) {
+    async fn run_block(&self, block: Block) {
         let Some(entry) = self.handlers.get(&block.command).cloned() else {
             // The claim asks for our commands only; a block of another is a bug, and goes back unharmed.
             tracing::error!(command = block.command, "claimed a block of a command that is not ours");
-            return self
-                .close(&block, Close { give_back: block.open_lines(block.first), ..Close::default() })
-                .await;
+            return self.leave(&block, End::GiveBack).await;
         };
         let cancel = self.held.cancel_of(block.reference.token);
         let Some(facts) = self.facts_of(&block, &cancel).await else {
-            return self
-                .close(&block, Close { give_back: block.open_lines(block.first), ..Close::default() })
-                .await;
+            // Told to give up; or the batch does not exist any more.
+            let end = interrupted(&cancel, &self.now).now_or_never().unwrap_or(End::GiveBack);
+            return self.leave(&block, end).await;
         };
+        let post = self.watch.post(block.reference, &block.command);
         let mut work = Work {
             bench: self,
             block: &block,
@@ -98,6 +160,7 @@ impl Bench {
             chunk_began: Instant::now(),
             close: Close::default(),
             next_line: block.first,
+            post: &post,
         };
         let end = work.run().await;
         work.finish(end).await;
@@ -197,6 +260,7 @@ struct Work<'a> {
     close: Close,
     /// The first line that has not been run.
     next_line: i32,
+    post: &'a Guard,
 }
 
 impl Work<'_> {
@@ -244,17 +308,24 @@ impl Work<'_> {
             attempt: self.block.attempt,
         };
         let (bench, cancel, handler) = (self.bench, self.cancel, &*self.entry.handler);
+        let post = self.post;
         let handling = async {
+            let run = async {
+                bench.lease.valid().await;
+                post.begin(row.line, timeout);
+                handler::run_row(handler, call, timeout).await
+            };
             tokio::select! {
                 biased;
                 end = interrupted(cancel, &bench.now) => Err(end),
-                outcome = handler::run_row(handler, call, timeout) => Ok(outcome),
+                outcome = run => Ok(outcome),
             }
         };
         let outcome = match self.handing_over_meanwhile(handling).await {
             Ok(outcome) => outcome,
             Err(end) => return Some(end),
         };
+        self.post.end();
         self.next_line = row.line + 1;
         self.take_down(row.line, outcome);
         let is_full = self.chunk.len() >= CHUNK || self.chunk_bytes >= CHUNK_BYTES;
@@ -314,10 +385,17 @@ impl Work<'_> {
     async fn finish(mut self, end: End) {
         match end {
             End::Whole => {}
-            End::GiveBack => self.close.give_back = self.block.open_lines(self.next_line),
+            End::GiveBack => {
+                self.close.give_back = self.block.open_lines(self.next_line);
+                self.bench.metrics.rows_given_back.inc_by(self.close.give_back.len() as u64);
+            }
             // Rows without a result are aborted by derivation; another try of any would only be in the way.
             End::Aborted => self.close.retry.clear(),
-            End::Fenced => return self.bench.held.forget(self.block.reference.token),
+            End::Fenced => {
+                // What was done and not handed over, and the row that was cut off.
+                self.bench.metrics.fenced.inc_by(self.chunk.len() as u64 + 1);
+                return self.bench.held.forget(self.block.reference.token);
+            }
         }
         let rows = std::mem::take(&mut self.chunk);
         let close = Some(std::mem::take(&mut self.close));

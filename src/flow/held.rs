@@ -1,10 +1,13 @@
 //! What this worker holds, by token: known before a claim is sent, forgotten after its end was committed.
+//!
+//! The heartbeat copies it to Redis and the reconciliation compares it with the database; both only ever look.
 
 use crate::store::{blocks::BlockRef, tasks::TaskRef};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -18,7 +21,10 @@ pub struct Cancel {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Held(Arc<Mutex<HashMap<Uuid, Entry>>>);
+pub struct Held {
+    entries: Arc<Mutex<HashMap<Uuid, Entry>>>,
+    changes: watch::Sender<u64>,
+}
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
@@ -72,6 +78,8 @@ impl Held {
                 held.remove(token);
             }
         }
+        drop(held);
+        self.tell();
     }
 
     pub fn cancel_of(&self, token: Uuid) -> Cancel {
@@ -80,6 +88,62 @@ impl Held {
 
     pub fn forget(&self, token: Uuid) {
         self.lock().remove(&token);
+        self.tell();
+    }
+
+    /// This worker was declared dead: whatever it holds, or is about to, is somebody else's.
+    pub fn fence_all(&self) -> usize {
+        let held = self.lock();
+        held.values().for_each(|entry| entry.cancel.fenced.cancel());
+        held.values().filter(|entry| entry.holding.is_some()).count()
+    }
+
+    /// Somebody else has this block.
+    pub fn fence(&self, token: Uuid) {
+        if let Some(entry) = self.lock().get(&token) {
+            entry.cancel.fenced.cancel();
+        }
+    }
+
+    /// Whether a token is known: held, or sent with a claim whose end we do not know yet.
+    pub fn knows(&self, token: Uuid) -> bool {
+        self.lock().contains_key(&token)
+    }
+
+    /// The tasks in hand.
+    pub fn tasks(&self) -> Vec<TaskRef> {
+        let task = |entry: &Entry| match entry.holding? {
+            Holding::Task(task) => Some(task),
+            Holding::Block(_) => None,
+        };
+        self.lock().values().filter_map(task).collect()
+    }
+
+    /// The blocks in hand.
+    pub fn blocks(&self) -> Vec<BlockRef> {
+        let block = |entry: &Entry| match entry.holding? {
+            Holding::Block(block) => Some(block),
+            Holding::Task(_) => None,
+        };
+        self.lock().values().filter_map(block).collect()
+    }
+
+    /// Waits until nothing else is in hand: the ends of all others are committed.
+    pub async fn nothing_but(&self, token: Uuid) {
+        let mut changes = self.watch();
+        while self.lock().iter().any(|(other, entry)| *other != token && entry.holding.is_some()) {
+            // Cannot fail: the sender is ours.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Tells of every change.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn tell(&self) {
+        self.changes.send_modify(|count| *count += 1);
     }
 
     /// Cancels the task, or every block of the batch, that is being aborted.
@@ -107,6 +171,6 @@ impl Held {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Entry>> {
         // Every change is a single step, so a panic elsewhere leaves the map whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

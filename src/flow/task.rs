@@ -22,10 +22,14 @@ impl Bench {
         let cancel = self.held.cancel_of(task.reference.token);
         let timeout = task.timeout.unwrap_or(entry.config.timeout);
         let call = TaskCall { task: &task, timeout };
+        let run = async {
+            self.lease.valid().await;
+            handler::run_task(&*entry.handler, call).await
+        };
         let outcome = tokio::select! {
             biased;
             end = interrupted(&cancel, &self.now) => Err(end),
-            outcome = handler::run_task(&*entry.handler, call) => Ok(outcome),
+            outcome = run => Ok(outcome),
         };
         match outcome {
             Ok(TaskOutcome::Committed(finished)) => self.was_committed(&task, finished),

@@ -1,15 +1,15 @@
 //! The dispatcher of a queue's tasks: shares the fibers with the queue's blocks.
 
-use super::fiber::Bench;
+use super::{fiber::Bench, solo::Company};
 use crate::{
     backoff,
+    liveness::identity::Identity,
     periodic::describe,
     queue::{self, Mode},
     store::{
         LONGEST_BACKOFF,
         tasks::{self, Scope, Task, WantedTasks},
     },
-    worker_id::WorkerId,
 };
 use deadpool_postgres::{Object, PoolError};
 use std::{
@@ -44,7 +44,8 @@ pub struct TaskDispatcher {
     pub queue: String,
     pub settings: queue::Config,
     pub poll_interval: Duration,
-    pub worker: WorkerId,
+    /// Who claims; asked anew for every claim.
+    pub identity: Identity,
     pub bench: Arc<Bench>,
     /// The queue's idle fibers, shared with its blocks.
     pub idle: Arc<Semaphore>,
@@ -116,12 +117,13 @@ impl Running {
         }
         // Waiting for a fiber may be cut short; a claim that has begun is finished.
         match stop.run_until_cancelled(self.idle_fibers()).await {
-            Some(permits) => self.claim_for(permits).await,
+            Some((permits, company)) => self.claim_for(permits, company).await,
             None => Ok(0),
         }
     }
 
-    async fn idle_fibers(&mut self) -> Vec<OwnedSemaphorePermit> {
+    /// Waits until a fiber is idle, outcomes can be written, the lease is valid and nobody is to be alone.
+    async fn idle_fibers(&mut self) -> (Vec<OwnedSemaphorePermit>, Company) {
         if self.dispatcher.writable.wait_for(|open| *open).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -134,10 +136,16 @@ impl Running {
         {
             permits.push(more);
         }
-        permits
+        let company = self.dispatcher.bench.room.enter().await;
+        self.dispatcher.bench.lease.valid().await;
+        (permits, company)
     }
 
-    async fn claim_for(&mut self, mut permits: Vec<OwnedSemaphorePermit>) -> Result<usize, TaskClaimError> {
+    async fn claim_for(
+        &mut self,
+        mut permits: Vec<OwnedSemaphorePermit>,
+        company: Company,
+    ) -> Result<usize, TaskClaimError> {
         let client = self.dispatcher.bench.store.claims.get().await?;
         let mut claimed = self.adopt(&client).await?;
         let missing = permits.len().saturating_sub(claimed.len());
@@ -147,7 +155,7 @@ impl Running {
         drop(client);
         let count = claimed.len();
         for task in claimed {
-            self.start(task, permits.pop());
+            self.start(task, permits.pop(), company.clone());
         }
         Ok(count)
     }
@@ -164,9 +172,10 @@ impl Running {
             },
         };
         let tokens = dispatcher.bench.held.announce(count);
+        let worker = dispatcher.identity.id();
         let wanted = WantedTasks {
             queue: &dispatcher.queue,
-            worker: dispatcher.worker.as_str(),
+            worker: worker.as_str(),
             tokens: &tokens,
             commands: &commands,
             scope,
@@ -186,11 +195,11 @@ impl Running {
         }
     }
 
-    fn start(&mut self, task: Task, permit: Option<OwnedSemaphorePermit>) {
+    fn start(&mut self, task: Task, permit: Option<OwnedSemaphorePermit>, company: Company) {
         let bench = Arc::clone(&self.dispatcher.bench);
         self.fibers.spawn(async move {
             bench.run_task(task).await;
-            drop(permit);
+            drop((permit, company));
         });
     }
 
@@ -219,12 +228,13 @@ impl Running {
         if self.doubtful.is_empty() {
             return;
         }
+        let company = self.dispatcher.bench.room.enter().await;
         let adopted = match self.dispatcher.bench.store.claims.get().await {
             Ok(client) => self.adopt(&client).await,
             Err(error) => Err(error.into()),
         };
         match adopted {
-            Ok(tasks) => tasks.into_iter().for_each(|task| self.start(task, None)),
+            Ok(tasks) => tasks.into_iter().for_each(|task| self.start(task, None, company.clone())),
             Err(error) => tracing::warn!(error = describe(&error), "lost claims are left to the recovery"),
         }
     }

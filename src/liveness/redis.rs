@@ -10,7 +10,7 @@ use fred::{
 use std::time::Duration;
 
 /// The longest any one call may take, whatever the client believes.
-const CALL_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RedisError {
@@ -117,6 +117,26 @@ fn classify(server: String, error: &fred::error::Error) -> RedisError {
     }
 }
 
+/// A client for as long as the daemon lives: it never gives up, keeps little, and sends nothing twice.
+pub(super) fn client(config: &RedisConfig) -> Result<Client, RedisError> {
+    // Without this a server that is away at the start would stay away for ever.
+    let parsed = Config { fail_fast: false, ..parse(&config.url)? };
+    Builder::from_config(parsed)
+        .with_connection_config(|connection| {
+            connection.connection_timeout = CALL_LIMIT;
+            connection.internal_command_timeout = CALL_LIMIT;
+            connection.max_command_attempts = 1;
+            connection.max_command_buffer_len = 1_000;
+            // A server that stopped answering is left and looked for again.
+            connection.unresponsive =
+                UnresponsiveConfig { max_timeout: Some(CALL_LIMIT * 2), interval: Duration::from_secs(1) };
+        })
+        .with_performance_config(|performance| performance.default_command_timeout = CALL_LIMIT)
+        .set_policy(ReconnectPolicy::new_exponential(0, 100, 5_000, 2))
+        .build()
+        .map_err(|error| RedisError::Url { reason: error.details().to_owned() })
+}
+
 /// The status of finished batches, for whoever would rather ask Redis. A courtesy: PostgreSQL is the truth.
 #[derive(Clone, Debug)]
 pub struct StatusCache {
@@ -128,27 +148,17 @@ pub struct StatusCache {
 const STATUS_LIFE_SECONDS: i64 = 24 * 60 * 60;
 
 impl StatusCache {
-    /// A client that connects, and connects again, in the background for as long as the daemon lives.
-    pub fn open(config: &RedisConfig) -> Result<Self, RedisError> {
-        let client = Builder::from_config(parse(&config.url)?)
-            .with_connection_config(|connection| {
-                connection.connection_timeout = CALL_LIMIT;
-                connection.internal_command_timeout = CALL_LIMIT;
-                connection.max_command_attempts = 1;
-                connection.max_command_buffer_len = 1_000;
-            })
-            .with_performance_config(|performance| performance.default_command_timeout = CALL_LIMIT)
-            .set_policy(ReconnectPolicy::new_exponential(0, 100, 5_000, 2))
-            .build()
-            .map_err(|error| RedisError::Url { reason: error.details().to_owned() })?;
-        // Its own background task; ends with the client.
-        drop(client.connect());
-        Ok(Self { client, prefix: config.key_prefix.clone() })
+    /// Writes through a client that somebody else keeps connected.
+    pub fn new(client: Client, prefix: &str) -> Self {
+        Self { client, prefix: prefix.to_owned() }
     }
 
     /// Writes `PREFIX_{batch:ID}_STATUS`; what goes wrong is said in the log and forgotten.
     pub async fn put(&self, progress: &crate::store::batches::Progress) {
         use fred::interfaces::KeysInterface;
+        if !self.client.is_connected() {
+            return;
+        }
         let key = format!("{}_{{batch:{}}}_STATUS", self.prefix, progress.id);
         let Ok(value) = serde_json::to_string(progress) else { return };
         let life = Some(fred::types::Expiration::EX(STATUS_LIFE_SECONDS));
@@ -164,10 +174,5 @@ impl StatusCache {
             }
             Err(_) => tracing::warn!(batch = progress.id, "the status cache did not answer"),
         }
-    }
-
-    pub async fn close(&self) {
-        // Best effort: the process is ending.
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.client.quit()).await;
     }
 }

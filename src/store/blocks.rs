@@ -29,6 +29,8 @@ pub struct Block {
     pub attempt: i32,
     /// Never claimed before: none of its lines can have a result.
     pub fresh: bool,
+    /// A line that some process died with: it runs with nothing beside it.
+    pub solo: bool,
 }
 
 /// What a claim wants.
@@ -100,10 +102,12 @@ impl Variants {
 
 const CARVE: &str = include_str!("sql/carve.sql");
 const TAKE: &str = include_str!("sql/take.sql");
+const TAKE_SOLO: &str = include_str!("sql/take_solo.sql");
 
 const NOT_BEHIND_FREE: &str = "AND b.priority <= COALESCE((
     SELECT f.priority FROM musterd.blocks f
      WHERE f.worker IS NULL AND f.queue = $1 AND f.available_at <= pg_catalog.now() AND f.command = ANY ($4)
+       AND f.crashes = 0
      ORDER BY f.priority LIMIT 1), 2147483647)";
 const NOT_BEHIND_FRESH: &str = "AND f.priority <= COALESCE((
     SELECT c.priority FROM musterd.batches c
@@ -172,9 +176,30 @@ pub async fn take(
     Ok(rows.iter().map(|row| Block::read(row, false)).collect())
 }
 
+/// Takes a block that is to run alone, if there is one and this worker has none yet.
+pub async fn take_solo(client: &Object, wanted: &Wanted<'_>) -> Result<Option<Block>, BlockError> {
+    let Some(token) = wanted.tokens.first() else { return Ok(None) };
+    let statement =
+        client.prepare_cached(TAKE_SOLO).await.map_err(failed("prepare taking a solitary block"))?;
+    let row = client
+        .query_opt(&statement, &[&wanted.queue, &wanted.worker, token, &wanted.commands])
+        .await
+        .map_err(failed("take a solitary block"))?;
+    Ok(row.map(|row| Block::read(&row, false)))
+}
+
+/// From now on a death of this process is the block's doing. False: somebody else has it.
+pub async fn mark_alone_if_held(client: &Object, block: BlockRef) -> Result<bool, BlockError> {
+    const SQL: &str =
+        "UPDATE musterd.blocks SET alone_at = pg_catalog.clock_timestamp() WHERE id = $1 AND token = $2";
+    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare marking a block"))?;
+    let marked = client.execute(&statement, &[&block.id, &block.token]).await;
+    Ok(marked.map_err(failed("mark a block as alone"))? == 1)
+}
+
 /// The blocks that hold these tokens.
 pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Block>, BlockError> {
-    const SQL: &str = "SELECT id, token, batch_id, first_line, last_line, lines, command, attempt
+    const SQL: &str = "SELECT id, token, batch_id, first_line, last_line, lines, command, attempt, solo
                          FROM musterd.blocks WHERE worker IS NOT NULL AND token = ANY ($1)";
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare finding blocks"))?;
     let rows = client.query(&statement, &[&tokens]).await.map_err(failed("find blocks by token"))?;
@@ -191,6 +216,7 @@ impl Block {
             command: row.get("command"),
             attempt: row.get("attempt"),
             fresh,
+            solo: row.get("solo"),
         }
     }
 

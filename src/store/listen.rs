@@ -1,11 +1,15 @@
-//! LISTEN on a connection of its own: wakes dispatchers, cancels aborted work, asks for checks.
+//! LISTEN on a connection of its own: wakes dispatchers, cancels aborted work, asks for checks. The session lock, by
+//! which others see that this process lives, is held on the same connection.
 
 use super::{
     batches,
     connect::{ConnectError, Connection, Target},
+    workers,
 };
+use crate::worker_id::WorkerId;
 use futures::{StreamExt, channel::mpsc, stream};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio_postgres::{AsyncMessage, Client};
 use tokio_util::sync::CancellationToken;
 
@@ -18,8 +22,17 @@ pub enum News {
     Abort(i64),
     /// This scope may be over.
     Check(i64),
-    /// The connection is new: anything may have been missed.
+    /// The connection is new, and the lock taken: anything may have been missed.
     AnythingMissed,
+}
+
+/// What the connection is good for.
+#[derive(Debug)]
+pub enum Line {
+    /// A session that stays ours. The lock is for the worker of this name, whatever it becomes.
+    Session(watch::Receiver<WorkerId>),
+    /// A pooler in transaction mode: the next statement may run in another session.
+    Pooled,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -37,10 +50,11 @@ const CHANNELS: &str = "LISTEN musterd_wake; LISTEN musterd_abort; LISTEN muster
 /// How often the connection is asked whether it still lives, and what a lost notification may have said.
 const PULSE: Duration = Duration::from_secs(5);
 
-/// Hands over news until `stop` or until the connection is lost; the supervisor then starts it again.
+/// Hands over news until `stop` or until the connection is lost.
 pub async fn listen(
     target: &Target,
     stop: &CancellationToken,
+    mut line: Line,
     held_batches: impl Fn() -> Vec<i64>,
     mut tell: impl FnMut(News),
 ) -> Result<(), ListenError> {
@@ -49,13 +63,19 @@ pub async fn listen(
     let driving = drive(connection, sender);
     tokio::pin!(driving);
     let listening = async {
-        client.batch_execute(CHANNELS).await.map_err(|source| ListenError::Listen { source })?;
+        let key = rand::random();
+        if let Line::Session(name) = &mut line {
+            client.batch_execute(CHANNELS).await.map_err(|source| ListenError::Listen { source })?;
+            let worker = name.borrow_and_update().clone();
+            lock(&client, &worker, key).await?;
+        }
         tell(News::AnythingMissed);
         let mut pulse = tokio::time::interval(PULSE);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 Some(news) = heard.next() => tell(news),
+                name = renamed(&mut line) => publish(&client, &name, key).await?,
                 _ = pulse.tick() => {
                     for batch in aborted(&client, held_batches()).await? {
                         tell(News::Abort(batch));
@@ -68,6 +88,27 @@ pub async fn listen(
         ended = listening => ended,
         source = &mut driving => Err(ListenError::Lost { source }),
     }
+}
+
+/// The lock first, the list second: a lock that is in the list can be missed.
+async fn lock(client: &Client, worker: &WorkerId, key: i64) -> Result<(), ListenError> {
+    workers::take_session_lock(client, key).await.map_err(|source| ListenError::Listen { source })?;
+    publish(client, worker, key).await
+}
+
+async fn publish(client: &Client, worker: &WorkerId, key: i64) -> Result<(), ListenError> {
+    let published = workers::publish_session_lock(client, worker, key).await;
+    published.map_err(|source| ListenError::Listen { source })
+}
+
+/// The worker's next name; the lock is its lock, too.
+async fn renamed(line: &mut Line) -> WorkerId {
+    if let Line::Session(name) = line
+        && name.changed().await.is_ok()
+    {
+        return name.borrow_and_update().clone();
+    }
+    std::future::pending().await
 }
 
 async fn aborted(client: &Client, held: Vec<i64>) -> Result<Vec<i64>, ListenError> {

@@ -105,6 +105,15 @@ impl Task {
     }
 }
 
+/// What the database says a worker holds.
+pub async fn owned(client: &Object, worker: &str) -> Result<Vec<TaskRef>, Error> {
+    const SQL: &str = "SELECT t.id, t.token FROM musterd.tasks t
+         WHERE t.worker = $1 AND t.state = 'running' AND t.token IS NOT NULL";
+    let statement = client.prepare_cached(SQL).await?;
+    let rows = client.query(&statement, &[&worker]).await?;
+    Ok(rows.iter().map(|row| TaskRef { id: row.get(0), token: row.get(1) }).collect())
+}
+
 /// Whether a queue has tasks to claim; those whose time has come are made claimable first.
 pub async fn due(client: &Object, queue: &str) -> Result<bool, Error> {
     const PROMOTE: &str = "UPDATE musterd.tasks t SET state = 'queued'

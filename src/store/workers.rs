@@ -1,7 +1,8 @@
-//! The list of workers, and what their configurations declare.
+//! The list of workers: who they are, what their configurations declare, and who still beats.
 
 use crate::{config::Config, handler::Registry, worker_id::WorkerId};
-use tokio_postgres::{Client, Error};
+use serde::Serialize;
+use tokio_postgres::{Client, Error, types::Type};
 
 /// Makes a worker known, with its queues and commands.
 pub async fn register(
@@ -10,22 +11,7 @@ pub async fn register(
     config: &Config,
     handlers: &Registry,
 ) -> Result<(), Error> {
-    let queues: Vec<&String> = config.queues.keys().collect();
-    let commands = handlers.commands();
-    let pid = i32::try_from(std::process::id()).unwrap_or_default();
-    client
-        .execute(
-            "INSERT INTO musterd.workers (id, host, pid, version, queues, commands) VALUES ($1, $2, $3, $4, $5, $6)",
-            &[
-                &worker.as_str(),
-                &crate::worker_id::host(),
-                &pid,
-                &env!("CARGO_PKG_VERSION"),
-                &queues,
-                &commands,
-            ],
-        )
-        .await?;
+    enlist(client, worker, &Enlisted::of(config, handlers)).await?;
     for (name, entry) in handlers.iter() {
         client
             .query(
@@ -35,6 +21,41 @@ pub async fn register(
             .await?;
     }
     declare_queues(client, config).await
+}
+
+/// What the list says of a worker beside its name.
+#[derive(Clone, Debug)]
+pub struct Enlisted {
+    queues: Vec<String>,
+    commands: Vec<String>,
+}
+
+impl Enlisted {
+    pub fn of(config: &Config, handlers: &Registry) -> Self {
+        Self { queues: config.queues.keys().cloned().collect(), commands: handlers.commands() }
+    }
+}
+
+/// Writes a worker into the list. Before its first claim: an owner who is not in the list counts as dead.
+pub async fn enlist(client: &Client, worker: &WorkerId, enlisted: &Enlisted) -> Result<(), Error> {
+    const SQL: &str = "INSERT INTO musterd.workers (id, host, pid, version, queues, commands)
+                       VALUES ($1, $2, $3, $4, $5, $6)";
+    let pid = i32::try_from(std::process::id()).unwrap_or_default();
+    let host = crate::worker_id::host();
+    client
+        .query_typed(
+            SQL,
+            &[
+                (&worker.as_str(), Type::TEXT),
+                (&host, Type::TEXT),
+                (&pid, Type::INT4),
+                (&env!("CARGO_PKG_VERSION"), Type::TEXT),
+                (&enlisted.queues, Type::TEXT_ARRAY),
+                (&enlisted.commands, Type::TEXT_ARRAY),
+            ],
+        )
+        .await
+        .map(|_| ())
 }
 
 async fn declare_queues(client: &Client, config: &Config) -> Result<(), Error> {
@@ -57,13 +78,123 @@ async fn declare_queues(client: &Client, config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// The worker has ended in good order.
-pub async fn deregister(client: &Client, worker: &WorkerId) -> Result<(), Error> {
-    client
-        .execute(
-            "UPDATE musterd.workers SET state = 'stopped', seen_at = pg_catalog.now() WHERE id = $1",
-            &[&worker.as_str()],
-        )
-        .await
-        .map(|_| ())
+/// What a worker says of itself with a beat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mood {
+    Alive,
+    Draining,
+}
+
+/// What became of a beat.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Beat {
+    /// Written; so many seconds after the one before, by the server's clock.
+    Taken { gap: f64 },
+    /// The list says that this worker is dead, or does not know it: the name is lost.
+    Refused,
+}
+
+/// Renews `seen_at` of a worker that is not dead.
+pub async fn beat_if_living(client: &mut Client, worker: &WorkerId, mood: Mood) -> Result<Beat, Error> {
+    const SQL: &str = "UPDATE musterd.workers w
+           SET seen_at = pg_catalog.clock_timestamp(), state = $2
+          FROM (SELECT o.id, o.seen_at FROM musterd.workers o WHERE o.id = $1) o
+         WHERE w.id = o.id AND w.state IN ('alive', 'draining')
+        RETURNING EXTRACT(EPOCH FROM w.seen_at - o.seen_at)::float8";
+    let state = match mood {
+        Mood::Alive => "alive",
+        Mood::Draining => "draining",
+    };
+    // Said, not assumed: a role may have another isolation by default. Typed: a pooler loses named statements.
+    let transaction = client
+        .build_transaction()
+        .isolation_level(tokio_postgres::IsolationLevel::ReadCommitted)
+        .read_only(false)
+        .start()
+        .await?;
+    let rows = transaction.query_typed(SQL, &[(&worker.as_str(), Type::TEXT), (&state, Type::TEXT)]).await?;
+    transaction.commit().await?;
+    Ok(rows.first().map_or(Beat::Refused, |row| Beat::Taken { gap: row.get(0) }))
+}
+
+/// Takes a session lock with a key nobody has had. The list learns of it afterwards, when a lock can be missed.
+pub async fn take_session_lock(client: &Client, key: i64) -> Result<(), Error> {
+    client.query_typed("SELECT pg_catalog.pg_advisory_lock($1)", &[(&key, Type::INT8)]).await.map(|_| ())
+}
+
+/// Says by which lock this worker's life can be seen.
+pub async fn publish_session_lock(client: &Client, worker: &WorkerId, key: i64) -> Result<(), Error> {
+    const SQL: &str =
+        "UPDATE musterd.workers SET lock_key = $2 WHERE id = $1 AND state IN ('alive', 'draining')";
+    client.query_typed(SQL, &[(&worker.as_str(), Type::TEXT), (&key, Type::INT8)]).await.map(|_| ())
+}
+
+/// The worker has ended in good order. Answers what it still owned: blocks and tasks that others will free.
+pub async fn deregister(client: &Client, worker: &WorkerId) -> Result<i64, Error> {
+    const END: &str = "UPDATE musterd.workers
+           SET state = 'stopped', seen_at = pg_catalog.now(), ended_at = pg_catalog.now()
+         WHERE id = $1 AND state IN ('alive', 'draining')";
+    const OWNED: &str = "SELECT (SELECT pg_catalog.count(*) FROM musterd.blocks b WHERE b.worker = $1)
+              + (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.worker = $1)";
+    let id = worker.as_str();
+    client.execute(END, &[&id]).await?;
+    Ok(client.query_one(OWNED, &[&id]).await?.get(0))
+}
+
+/// One worker, for people.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listed {
+    pub id: String,
+    pub state: String,
+    pub host: String,
+    pub pid: i32,
+    pub version: String,
+    pub queues: Vec<String>,
+    pub commands: Vec<String>,
+    pub blocks: i64,
+    pub rows: i64,
+    pub tasks: i64,
+    /// Seconds since its last beat, by the server's clock.
+    pub last_beat_seconds: f64,
+    pub started_at: jiff::Timestamp,
+    pub seen_at: jiff::Timestamp,
+    pub ended_at: Option<jiff::Timestamp>,
+}
+
+/// All workers the list knows, or the one with this id; the living first.
+pub async fn list(client: &Client, id: Option<&str>) -> Result<Vec<Listed>, Error> {
+    const SQL: &str = "SELECT w.id, w.state, w.host, w.pid, w.version, w.queues, w.commands, h.blocks, h.rows,
+               (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.worker = w.id) AS tasks,
+               EXTRACT(EPOCH FROM pg_catalog.now() - w.seen_at)::float8 AS age, w.started_at, w.seen_at, w.ended_at
+          FROM musterd.workers w
+         CROSS JOIN LATERAL (
+               SELECT pg_catalog.count(*) AS blocks,
+                      COALESCE(pg_catalog.sum(
+                          COALESCE(pg_catalog.cardinality(b.lines), b.last_line - b.first_line + 1)), 0)::bigint AS rows
+                 FROM musterd.blocks b WHERE b.worker = w.id) h
+         WHERE $1::text IS NULL OR w.id = $1
+         ORDER BY w.state NOT IN ('alive', 'draining'), w.seen_at DESC, w.id";
+    let rows = client.query(SQL, &[&id]).await?;
+    Ok(rows.iter().map(Listed::read).collect())
+}
+
+impl Listed {
+    fn read(row: &tokio_postgres::Row) -> Self {
+        Self {
+            id: row.get("id"),
+            state: row.get("state"),
+            host: row.get("host"),
+            pid: row.get("pid"),
+            version: row.get("version"),
+            queues: row.get("queues"),
+            commands: row.get("commands"),
+            blocks: row.get("blocks"),
+            rows: row.get("rows"),
+            tasks: row.get("tasks"),
+            last_beat_seconds: row.get::<_, f64>("age").max(0.0),
+            started_at: row.get("started_at"),
+            seen_at: row.get("seen_at"),
+            ended_at: row.get("ended_at"),
+        }
+    }
 }

@@ -1,5 +1,8 @@
 use super::*;
-use std::sync::atomic::AtomicU32;
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicU32, Ordering},
+};
 
 fn log() -> (Arc<Mutex<Vec<&'static str>>>, impl Fn(&'static str) + Clone + Send + 'static) {
     let log = Arc::new(Mutex::new(Vec::new()));
@@ -29,7 +32,8 @@ async fn stages_stop_in_the_direction_of_the_data() {
 #[tokio::test(start_paused = true)]
 async fn a_part_that_panics_is_started_again_and_one_that_must_not_die_ends_the_daemon() {
     let starts = Arc::new(AtomicU32::new(0));
-    let mut supervisor = Supervisor::new(Health::default());
+    let health = Health::default();
+    let mut supervisor = Supervisor::new(health.clone());
     let counted = Arc::clone(&starts);
     supervisor.part("flaky", Stage::Upkeep, move |stop| {
         let n = counted.fetch_add(1, Ordering::SeqCst);
@@ -48,8 +52,12 @@ async fn a_part_that_panics_is_started_again_and_one_that_must_not_die_ends_the_
     });
     let ended = supervisor.run(Stop::default(), Duration::from_secs(5)).await;
     let died = ended.died.expect("the vital part died");
-    assert_eq!((died.part, died.reason.as_str()), ("vital", "disk on fire"));
+    assert_eq!((died.part.as_str(), died.reason.as_str()), ("vital", "disk on fire"));
     assert_eq!(starts.load(Ordering::SeqCst), 3, "two panics, two restarts");
+    let parts = health.parts();
+    assert_eq!((parts["flaky"].restarts, parts["flaky"].state), (2, PartState::Ended));
+    assert_eq!(parts["vital"].state, PartState::Dead);
+    assert_eq!(parts["vital"].last_error.as_deref(), Some("disk on fire"));
 }
 
 #[tokio::test(start_paused = true)]

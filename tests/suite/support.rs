@@ -13,10 +13,10 @@ pub(crate) mod daemon;
 pub(crate) mod database;
 #[path = "support/gate.rs"]
 pub(crate) mod gate;
-#[path = "support/process.rs"]
-pub(crate) mod process;
 #[path = "support/ledger.rs"]
 pub(crate) mod ledger;
+#[path = "support/process.rs"]
+pub(crate) mod process;
 #[path = "support/proxy.rs"]
 pub(crate) mod proxy;
 #[path = "support/run.rs"]

@@ -41,4 +41,4 @@ SELECT c.id, c.first + t.n * c.size, LEAST(c.first + (t.n + 1) * c.size - 1, c.l
        SELECT g.token, ((g.j - 1) / c.m)::int AS n
          FROM pg_catalog.unnest($3::uuid[]) WITH ORDINALITY g (token, j)
         WHERE (g.j - 1) % c.m = c.i) t ON c.first + t.n * c.size <= c.last
-RETURNING id, token, batch_id, first_line, last_line, lines, command, attempt
+RETURNING id, token, batch_id, first_line, last_line, lines, command, attempt, solo

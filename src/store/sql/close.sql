@@ -7,19 +7,20 @@ WITH gone AS (
      USING ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::float8[]))
            WITH ORDINALITY AS c (id, token, wait, slot)
      WHERE b.id = c.id AND b.token = c.token
-    RETURNING b.batch_id, b.queue, b.command, b.priority, b.attempt, b.crashes, b.solo, c.wait, c.slot::int AS slot),
+    RETURNING b.batch_id, b.queue, b.command, b.priority, b.attempt, b.crashes, b.solo, b.solo_crashes, c.wait, c.slot::int AS slot),
 again AS (
     SELECT l.slot, l.retry, pg_catalog.array_agg(l.line ORDER BY l.line) AS lines, pg_catalog.min(l.line) AS first,
            pg_catalog.max(l.line) AS last
       FROM ROWS FROM (pg_catalog.unnest($4::int[]), pg_catalog.unnest($5::bool[]), pg_catalog.unnest($6::int[]))
            AS l (slot, retry, line)
      GROUP BY l.slot, l.retry)
-INSERT INTO musterd.blocks (batch_id, first_line, last_line, lines, queue, command, priority, attempt, crashes, solo, available_at)
+INSERT INTO musterd.blocks (batch_id, first_line, last_line, lines, queue, command, priority, attempt, crashes, solo, solo_crashes,
+                            available_at)
 SELECT g.batch_id, a.first, a.last,
        CASE WHEN a.last - a.first + 1 = pg_catalog.cardinality(a.lines) THEN NULL ELSE a.lines END,
        g.queue, g.command, g.priority,
        CASE WHEN a.retry THEN g.attempt + 1 ELSE g.attempt END,
-       g.crashes, g.solo,
+       g.crashes, g.solo, g.solo_crashes,
        CASE WHEN NOT b.open THEN 'infinity' WHEN a.retry THEN pg_catalog.now() + pg_catalog.make_interval(secs => g.wait)
             ELSE pg_catalog.now() END
   FROM gone g

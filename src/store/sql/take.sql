@@ -1,21 +1,39 @@
 -- Take free blocks that are due: retries, given back, recovered.
 --
 -- $1 queue, $2 worker, $3 tokens, $4 commands. The batch is asked as well: a retry may have been written beside a hold.
+--
+-- Of the suspects (blocks some process died with) a worker holds one at a time: should it die again, few are to blame.
 WITH s AS MATERIALIZED (
     SELECT pg_catalog.set_config('synchronous_commit', 'off', true)),
-due AS MATERIALIZED (
-    SELECT f.id
+suspect AS MATERIALIZED (
+    SELECT f.id, f.priority, f.available_at
       FROM musterd.blocks f
       JOIN musterd.batches b ON b.id = f.batch_id AND b.open, s
-     WHERE f.worker IS NULL AND f.queue = $1 AND f.available_at <= pg_catalog.now() AND f.command = ANY ($4)
+     WHERE f.worker IS NULL AND f.crashes > 0 AND NOT f.solo
+       AND f.queue = $1 AND f.available_at <= pg_catalog.now() AND f.command = ANY ($4)
+       AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1 AND q.paused)
+       AND NOT EXISTS (SELECT FROM musterd.blocks o WHERE o.worker = $2 AND o.crashes > 0)
+       /*limit*/
+     ORDER BY /*order*/ f.available_at
+     LIMIT 1
+       FOR UPDATE OF f SKIP LOCKED),
+due AS MATERIALIZED (
+    SELECT f.id, f.priority, f.available_at
+      FROM musterd.blocks f
+      JOIN musterd.batches b ON b.id = f.batch_id AND b.open, s
+     WHERE f.worker IS NULL AND f.crashes = 0
+       AND f.queue = $1 AND f.available_at <= pg_catalog.now() AND f.command = ANY ($4)
        AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1 AND q.paused)
        /*limit*/
      ORDER BY /*order*/ f.available_at
      LIMIT 8
-       FOR UPDATE OF f SKIP LOCKED)
+       FOR UPDATE OF f SKIP LOCKED),
+chosen AS (
+    SELECT f.id, pg_catalog.row_number() OVER (ORDER BY /*order*/ f.available_at) AS n
+      FROM (SELECT * FROM suspect UNION ALL SELECT * FROM due) f)
 UPDATE musterd.blocks x
    SET worker = $2, token = t.token, claimed_at = pg_catalog.now()
-  FROM (SELECT d.id, pg_catalog.row_number() OVER () AS n FROM due d) d
+  FROM chosen d
   JOIN pg_catalog.unnest($3::uuid[]) WITH ORDINALITY t (token, n) USING (n)
  WHERE x.id = d.id
-RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt
+RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo

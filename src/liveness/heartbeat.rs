@@ -1,0 +1,91 @@
+//! The heartbeat: a thread and a runtime of its own, so that no handler, however busy, can keep it from beating.
+//!
+//! It ignores the shutdown and ends after everything it vouches for. Each beat says "alive" in PostgreSQL and in Redis;
+//! beside them it copies what is in hand to Redis. A worker that finds itself declared dead gives up all it holds and
+//! begins anew under another name.
+
+mod beats;
+mod tracking;
+
+use super::{Backend, Config, RedisConfig, identity::Identity, lease::Lease, roll::Roll, session::Session};
+use crate::{
+    flow::held::Held,
+    metrics::Metrics,
+    store::{connect::Target, workers::Enlisted},
+    supervisor::Health,
+};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+/// Everything the heartbeat needs; cheap to clone, so that it can be started again.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    pub config: Config,
+    pub redis: RedisConfig,
+    pub target: Target,
+    pub enlisted: Enlisted,
+    pub identity: Identity,
+    pub lease: Lease,
+    pub session: Session,
+    pub held: Held,
+    pub health: Health,
+    pub metrics: Metrics,
+    /// The worker is going: the beats say so.
+    pub drain: CancellationToken,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum HeartbeatError {
+    #[error("the heartbeat's thread could not be started")]
+    Thread { source: std::io::Error },
+    #[error("redis.url")]
+    Redis(#[from] super::redis::RedisError),
+    #[error("the heartbeat's thread panicked")]
+    Panicked,
+}
+
+impl Heartbeat {
+    /// Beats until `stop`.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), HeartbeatError> {
+        let (report, ended) = oneshot::channel();
+        let thread = move || {
+            // Nobody waits for the answer only when the whole process is going.
+            let _ = report.send(self.run_here(stop));
+        };
+        std::thread::Builder::new()
+            .name("heartbeat".into())
+            .spawn(thread)
+            .map_err(|source| HeartbeatError::Thread { source })?;
+        ended.await.unwrap_or(Err(HeartbeatError::Panicked))
+    }
+
+    fn run_here(self, stop: CancellationToken) -> Result<(), HeartbeatError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| HeartbeatError::Thread { source })?;
+        runtime.block_on(async {
+            let roll = match self.config.backend {
+                Backend::Redis => Some(Roll::open(&self.redis, &self.metrics)?),
+                Backend::Postgres => None,
+            };
+            let missing = tokio::sync::Notify::new();
+            tokio::join!(
+                beats::beat(&self, roll.as_ref(), &missing, &stop),
+                tracking::track(&self, roll.as_ref(), &missing, &stop),
+            );
+            if let Some(roll) = roll {
+                self.farewell(&roll).await;
+            }
+            Ok(())
+        })
+    }
+
+    /// Off the roll. The record of what is still in hand stays for whoever recovers it; an empty one is gone by itself.
+    async fn farewell(&self, roll: &Roll) {
+        if let Err(error) = roll.strike(self.identity.id().as_str()).await {
+            tracing::debug!(%error, "could not say goodbye to Redis");
+        }
+        roll.close().await;
+    }
+}

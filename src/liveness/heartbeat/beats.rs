@@ -1,0 +1,194 @@
+//! Beats by the clock, and at once when somebody could take us for dead.
+
+use super::{Heartbeat, Roll};
+use crate::{
+    backoff,
+    periodic::describe,
+    store::{
+        connect::{ConnectError, OneShot},
+        workers::{self, Beat, Mood},
+    },
+    worker_id::WorkerId,
+};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// The name under which the readiness knows us.
+const PART: &str = "heartbeat";
+/// Without the session lock only beats keep others from burying us: they look every second, for three.
+const WITHOUT_LOCK: Duration = Duration::from_secs(1);
+/// After a failed beat the next one follows soon: the others wait `settle` for it, not longer.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+enum BeatError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("could not write the heartbeat")]
+    Write(#[from] tokio_postgres::Error),
+    #[error("PostgreSQL did not answer within {0:?}")]
+    Silent(Duration),
+}
+
+pub(super) async fn beat(heart: &Heartbeat, roll: Option<&Roll>, missing: &Notify, stop: &CancellationToken) {
+    let mut beats = Beats { heart, roll, missing, connection: None, failures: 0 };
+    let mut session = heart.session.watch();
+    let mut draining = heart.drain.is_cancelled();
+    loop {
+        let began = tokio::time::Instant::now();
+        beats.beat().await;
+        let next = began + beats.wait();
+        tokio::select! {
+            () = stop.cancelled() => break,
+            () = tokio::time::sleep_until(next) => {}
+            _ = session.changed() => {}
+            () = heart.drain.cancelled(), if !draining => draining = true,
+        }
+    }
+    if let Some(connection) = beats.connection {
+        connection.close().await;
+    }
+}
+
+struct Beats<'a> {
+    heart: &'a Heartbeat,
+    roll: Option<&'a Roll>,
+    missing: &'a Notify,
+    connection: Option<OneShot>,
+    failures: u32,
+}
+
+impl Beats<'_> {
+    fn wait(&self) -> Duration {
+        let heart = self.heart;
+        let usual = heart.config.heartbeat_interval;
+        match self.failures {
+            0 if heart.session.is_missing() => usual.min(WITHOUT_LOCK),
+            0 => usual,
+            failures => backoff::delay(Duration::from_millis(100), LONGEST_BACKOFF, failures).min(usual),
+        }
+    }
+
+    /// Both witnesses side by side: the silence of one must not delay the other.
+    async fn beat(&mut self) {
+        let id = self.heart.identity.id();
+        let (heart, roll, missing) = (self.heart, self.roll, self.missing);
+        let (taken, ()) = tokio::join!(self.beat_postgres(&id), beat_redis(heart, roll, missing, &id));
+        match taken {
+            Ok(Beat::Taken { gap }) => self.taken(gap),
+            Ok(Beat::Refused) => self.begin_anew(&id).await,
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    async fn beat_postgres(&mut self, id: &WorkerId) -> Result<Beat, BeatError> {
+        let sent = Instant::now();
+        let mood = if self.heart.drain.is_cancelled() { Mood::Draining } else { Mood::Alive };
+        let limit = limit(self.heart.config.heartbeat_ttl);
+        let beat = async {
+            let client = self.client().await?;
+            Ok(workers::beat_if_living(client, id, mood).await?)
+        };
+        let beaten = tokio::time::timeout(limit, beat).await.unwrap_or(Err(BeatError::Silent(limit)));
+        match &beaten {
+            Ok(Beat::Taken { .. }) => self.heart.lease.renew(sent),
+            Ok(Beat::Refused) => {}
+            // The session may be in any state; a new one is cheap.
+            Err(_) => self.connection = None,
+        }
+        beaten
+    }
+
+    async fn client(&mut self) -> Result<&mut tokio_postgres::Client, ConnectError> {
+        if self.connection.as_ref().is_none_or(|connection| connection.is_closed()) {
+            self.connection = None;
+        }
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.heart.target.open("musterd heartbeat").await?,
+        };
+        Ok(&mut **self.connection.insert(connection))
+    }
+
+    fn taken(&mut self, gap: f64) {
+        let heart = self.heart;
+        if self.failures > 0 {
+            tracing::info!(failures = self.failures, "the heartbeat is taken again");
+        }
+        self.failures = 0;
+        heart.health.ready(PART);
+        heart.metrics.liveness.beats.inc();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        heart.metrics.liveness.last_beat.set(now.as_secs_f64());
+        // The server's clock went on without us (a paused machine, say), and perhaps without everybody: the others must
+        // have their chance to beat before we judge them by that clock.
+        if gap > heart.config.heartbeat_ttl.as_secs_f64() {
+            heart.lease.failed();
+        }
+    }
+
+    fn failed(&mut self, error: &BeatError) {
+        let heart = self.heart;
+        self.failures += 1;
+        heart.lease.failed();
+        heart.metrics.liveness.beats_failed.inc();
+        let state = if heart.lease.is_valid() { "late" } else { "lost; nothing new is started" };
+        heart.health.unready(PART, format!("the database does not take the heartbeat; the lease is {state}"));
+        if self.failures == 1 {
+            tracing::warn!(error = describe(error), "the heartbeat was not taken; trying again");
+        }
+    }
+
+    /// Others found us silent and have, or will have, our blocks. Nothing of what we hold can be written any more.
+    async fn begin_anew(&mut self, old: &WorkerId) {
+        let heart = self.heart;
+        let lost = heart.held.fence_all();
+        let new = WorkerId::new();
+        tracing::warn!(old = %old, new = %new, blocks = lost,
+            "this worker was declared dead; its blocks are given up and it goes on under a new name");
+        heart.metrics.liveness.rebirths.inc();
+        let sent = Instant::now();
+        let enlisted = async {
+            let client = self.client().await?;
+            Ok::<_, BeatError>(workers::enlist(client, &new, &heart.enlisted).await?)
+        };
+        if let Err(error) = enlisted.await {
+            self.connection = None;
+            return self.failed(&error);
+        }
+        // Signed with the old name until here: what was claimed meanwhile belongs to a dead owner and is freed by others.
+        heart.identity.change(new.clone());
+        heart.held.fence_all();
+        heart.lease.renew(sent);
+        self.failures = 0;
+        heart.health.ready(PART);
+        if let Some(roll) = self.roll
+            && let Err(error) = roll.strike(old.as_str()).await
+        {
+            tracing::debug!(%error, "the old name is still on the roll");
+        }
+        beat_redis(heart, self.roll, self.missing, &new).await;
+    }
+}
+
+/// Says "alive" in Redis as long as we have the right to: a worker that cannot reach PostgreSQL can finish nothing, and
+/// must not keep its blocks from those who can.
+async fn beat_redis(heart: &Heartbeat, roll: Option<&Roll>, missing: &Notify, id: &WorkerId) {
+    let Some(roll) = roll else { return };
+    if !heart.lease.is_valid() {
+        return;
+    }
+    let config = &heart.config;
+    match roll.beat(id, config.heartbeat_ttl, config.rows_ttl).await {
+        // The set has run out or was emptied: written anew if there is anything to write.
+        Ok(false) => missing.notify_one(),
+        Ok(true) => {}
+        Err(error) => tracing::debug!(%error, "no heartbeat in Redis"),
+    }
+}
+
+/// A beat that takes longer is given up: there must be time for another before the TTL is over.
+fn limit(ttl: Duration) -> Duration {
+    Duration::from_secs(5).min(ttl / 4)
+}

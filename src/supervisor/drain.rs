@@ -1,0 +1,176 @@
+//! The parts while they run, and their end: stage after stage, in the direction of the data.
+
+use super::{
+    Census, Ended, GIVE_BACK_LIMIT, Health, OnDeath, Owned, Part, PartDied, PartResult, PartState, Stage,
+};
+use crate::signal::Stop;
+use futures::FutureExt;
+use std::{
+    any::Any,
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{sync::mpsc, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// However late it is, a stage gets this long: the heartbeat has its farewell to say.
+const LEAST_PATIENCE: Duration = Duration::from_secs(1);
+
+pub(super) struct Running {
+    stages: Vec<(Stage, CancellationToken, JoinSet<()>)>,
+    draining: Arc<AtomicBool>,
+    deaths: mpsc::UnboundedReceiver<PartDied>,
+}
+
+impl Running {
+    pub(super) fn start(parts: Vec<Part>, health: &Health) -> Self {
+        let draining = Arc::new(AtomicBool::new(false));
+        let (report, deaths) = mpsc::unbounded_channel();
+        let mut stages: Vec<_> =
+            Stage::ALL.into_iter().map(|stage| (stage, CancellationToken::new(), JoinSet::new())).collect();
+        for part in parts {
+            health.add(&part.name, part.stage);
+            let keeper =
+                Keeper { draining: Arc::clone(&draining), report: report.clone(), health: health.clone() };
+            if let Some((_, token, set)) = stages.iter_mut().find(|(stage, ..)| *stage == part.stage) {
+                set.spawn(keeper.keep(part, token.clone()));
+            }
+        }
+        Self { stages, draining, deaths }
+    }
+
+    pub(super) async fn first_death(&mut self) -> PartDied {
+        match self.deaths.recv().await {
+            Some(died) => died,
+            // No part is left to report: only possible when there was none.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Stops stage after stage. At the end of the grace `stop.now` asks for what runs to be given back; what has not
+    /// ended a little later is abandoned.
+    pub(super) async fn drain(
+        mut self,
+        died: Option<PartDied>,
+        stop: &Stop,
+        grace: Duration,
+        census: &Census,
+    ) -> Ended {
+        self.draining.store(true, Ordering::SeqCst);
+        // Also when a part's death is what began it: whoever takes in work stops at this word.
+        stop.drain.cancel();
+        let began = Instant::now();
+        let at_the_start = census.count();
+        tracing::info!(blocks_in_hand = at_the_start.blocks, grace_s = grace.as_secs(), "draining");
+        let mut patience = Patience { give_back_at: tokio::time::Instant::now() + grace, gave_back: None };
+        let mut stuck = Vec::new();
+        for (stage, token, set) in &mut self.stages {
+            if set.is_empty() {
+                continue;
+            }
+            let stage_began = Instant::now();
+            token.cancel();
+            if !patience.outlasts(set, stop).await {
+                tracing::error!(?stage, "did not stop in time; abandoned");
+                stuck.push(*stage);
+                set.shutdown().await;
+            }
+            let now = census.count();
+            tracing::info!(stage = ?stage, took_ms = stage_began.elapsed().as_millis() as u64, blocks_in_hand = now.blocks,
+                rows_given_back = now.given_back, "stage stopped");
+        }
+        Ended {
+            died,
+            stuck,
+            drained_in: began.elapsed(),
+            rows_given_back: census.count().given_back - at_the_start.given_back,
+            owned: Owned::Nothing,
+        }
+    }
+}
+
+/// How long the stages may take, all together.
+struct Patience {
+    give_back_at: tokio::time::Instant,
+    /// When what runs was asked to be given back.
+    gave_back: Option<tokio::time::Instant>,
+}
+
+impl Patience {
+    /// Whether all of a stage ended in time.
+    async fn outlasts(&mut self, set: &mut JoinSet<()>, stop: &Stop) -> bool {
+        if self.gave_back.is_none() {
+            tokio::select! {
+                biased;
+                () = all_ended(set) => return true,
+                () = stop.now.cancelled() => {}
+                () = tokio::time::sleep_until(self.give_back_at) => {}
+            }
+            tracing::warn!("giving back what is still running");
+            stop.now.cancel();
+            self.gave_back = Some(tokio::time::Instant::now());
+        }
+        let now = tokio::time::Instant::now();
+        let deadline = self.gave_back.unwrap_or(now) + GIVE_BACK_LIMIT;
+        tokio::time::timeout_at(deadline.max(now + LEAST_PATIENCE), all_ended(set)).await.is_ok()
+    }
+}
+
+async fn all_ended(set: &mut JoinSet<()>) {
+    while set.join_next().await.is_some() {}
+}
+
+/// What looks after one part.
+struct Keeper {
+    draining: Arc<AtomicBool>,
+    report: mpsc::UnboundedSender<PartDied>,
+    health: Health,
+}
+
+impl Keeper {
+    /// Runs one part and does what its policy says each time it ends unasked.
+    async fn keep(self, mut part: Part, stop: CancellationToken) {
+        let mut deaths = 0;
+        loop {
+            let began = Instant::now();
+            self.health.part_is(&part.name, PartState::Running, None);
+            let ended = AssertUnwindSafe((part.start)(stop.clone())).catch_unwind().await;
+            if stop.is_cancelled() || self.draining.load(Ordering::SeqCst) {
+                let reason = reason_of(ended);
+                self.health.part_is(&part.name, PartState::Ended, reason.as_deref());
+                if let Some(reason) = reason {
+                    tracing::warn!(part = %part.name, reason, "ended with an error while stopping");
+                }
+                return;
+            }
+            let reason = reason_of(ended).unwrap_or_else(|| "it returned without being asked to".into());
+            if part.on_death == OnDeath::Stop {
+                self.health.part_is(&part.name, PartState::Dead, Some(&reason));
+                // Nobody listens any more only when the daemon is already going down.
+                let _ = self.report.send(PartDied { part: part.name.into_owned(), reason });
+                return;
+            }
+            // A part that lived for a while starts with a clean record.
+            deaths = if began.elapsed() > Duration::from_secs(60) { 1 } else { deaths + 1 };
+            let wait = crate::backoff::delay(Duration::from_millis(100), Duration::from_secs(5), deaths);
+            self.health.part_is(&part.name, PartState::Waiting, Some(&reason));
+            tracing::error!(part = %part.name, reason, ?wait, "a part died; starting it again");
+            if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+                self.health.part_is(&part.name, PartState::Ended, None);
+                return;
+            }
+        }
+    }
+}
+
+fn reason_of(ended: Result<PartResult, Box<dyn Any + Send>>) -> Option<String> {
+    match ended {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(crate::periodic::describe(error.as_ref())),
+        Err(panic) => Some(format!("panicked: {}", super::panic_message(panic.as_ref()))),
+    }
+}

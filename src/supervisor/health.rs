@@ -1,0 +1,74 @@
+//! Whether the daemon is ready, and what each of its parts is doing.
+
+use super::Stage;
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Why the daemon is not ready, by the part that says so. Empty is ready.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    reasons: Arc<Mutex<BTreeMap<&'static str, String>>>,
+    parts: Arc<Mutex<BTreeMap<String, PartReport>>>,
+}
+
+/// One part, as the supervisor sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PartReport {
+    pub stage: Stage,
+    pub state: PartState,
+    /// How often it died and was started again.
+    pub restarts: u32,
+    /// What it died of last.
+    pub last_error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartState {
+    Running,
+    /// Died; waiting to be started again.
+    Waiting,
+    Ended,
+    /// Died, and the daemon with it.
+    Dead,
+}
+
+impl Health {
+    pub fn unready(&self, part: &'static str, reason: impl Into<String>) {
+        lock(&self.reasons).insert(part, reason.into());
+    }
+
+    pub fn ready(&self, part: &'static str) {
+        lock(&self.reasons).remove(part);
+    }
+
+    pub fn not_ready_because(&self) -> Vec<String> {
+        lock(&self.reasons).iter().map(|(part, reason)| format!("{part}: {reason}")).collect()
+    }
+
+    /// Every part by name, for people.
+    pub fn parts(&self) -> BTreeMap<String, PartReport> {
+        lock(&self.parts).clone()
+    }
+
+    pub(super) fn add(&self, name: &str, stage: Stage) {
+        let report = PartReport { stage, state: PartState::Running, restarts: 0, last_error: None };
+        lock(&self.parts).insert(name.to_owned(), report);
+    }
+
+    pub(super) fn part_is(&self, name: &str, state: PartState, error: Option<&str>) {
+        if let Some(report) = lock(&self.parts).get_mut(name) {
+            report.restarts += u32::from(report.state == PartState::Waiting && state == PartState::Running);
+            report.state = state;
+            report.last_error = error.map(str::to_owned).or(report.last_error.take());
+        }
+    }
+}
+
+fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves the map whole: inserts and removals are single steps.
+    map.lock().unwrap_or_else(PoisonError::into_inner)
+}
