@@ -329,6 +329,10 @@ BEGIN
         HAVING COALESCE(sum(y.succeeded), 0) <> p_succeeded OR COALESCE(sum(y.failed), 0) <> p_failed) THEN
         RETURN 'stale';
     END IF;
+    -- A batch does not end without its files: whoever counted did not see that there are any, or cannot upload them.
+    IF p_outputs IS NULL AND EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id = p_id AND y.outputs) THEN
+        RETURN 'stale';
+    END IF;
     RETURN CASE WHEN musterd.finish_batch(v_batch, v_task, p_succeeded, p_failed, p_outputs)
                 THEN 'completed' ELSE 'stale' END;
 END $$;
@@ -390,7 +394,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.complete_scope(bigint, int, int, int, int, jsonb) IS
     'The one transaction that ends a batch or a waiting parent. completed; locked: someone else is at it, try again; stale: '
-    'generation, rows or counts are not those of this end, count again; open: not over; ended: already; missing. The counts '
+    'generation, rows or counts are not those of this end, or its outputs are missing, look again; open: not over; ended: '
+    'already; missing. The counts '
     'come from one snapshot in which the batch was closed (cursor exhausted or aborting, no block); it stays closed unless '
     'generation or rows change. After completed, check the parent next.';
 

@@ -2,8 +2,10 @@
 
 mod batch;
 mod config;
+mod demo;
 mod dev;
 mod doctor;
+mod input;
 mod migrate;
 mod queue;
 mod run;
@@ -27,6 +29,8 @@ Examples:
   musterd dev                              a private PostgreSQL and a worker, for trying things out
   musterd migrate --config musterd.toml    create or update the tables
   musterd run --config musterd.toml        work until SIGTERM
+  musterd submit people.csv --command noop make a batch of a file's rows
+  musterd batch list                       see the batches; `batch --help` for the rest
   musterd doctor                           check everything a worker needs";
 
 /// Muster runs large batches of work on PostgreSQL: every row accounted for, every batch finished exactly once.
@@ -63,9 +67,9 @@ enum Command {
     Migrate(migrate::Migrate),
     /// Make a batch of a file's rows.
     Submit(Box<submit::Submit>),
-    /// See a batch.
+    /// See and steer batches.
     #[command(subcommand)]
-    Batch(batch::BatchCommand),
+    Batch(Box<batch::BatchCommand>),
     /// Enqueue one task.
     Enqueue(Box<task::Enqueue>),
     /// See and steer a task.

@@ -10,6 +10,7 @@ use crate::{
         complete::{self, Checks, Completer},
         fiber::{Bench, FactsCache},
         held::Held,
+        outputs::Uploader,
         pace::Pace,
         solo::Room,
         task_claim::TaskDispatcher,
@@ -23,7 +24,8 @@ use crate::{
         session::Session,
     },
     metrics::Metrics,
-    periodic::{self, Rhythm, describe},
+    objects,
+    periodic::{self, Periodic, Rhythm, describe},
     signal::Stop,
     store::{
         OpenError, Store,
@@ -61,6 +63,8 @@ pub enum DaemonError {
     Register { source: tokio_postgres::Error },
     #[error(transparent)]
     Http(#[from] http::HttpError),
+    #[error("outputs")]
+    Outputs(#[from] objects::ObjectError),
     #[error("redis.url")]
     Redis(#[from] liveness::redis::RedisError),
 }
@@ -85,6 +89,7 @@ pub struct Daemon {
     identity: Identity,
     lease: Lease,
     store: Store,
+    objects: objects::Store,
     health: Health,
     metrics: Metrics,
     port: http::Port,
@@ -116,6 +121,7 @@ impl Daemon {
         metrics: Metrics,
     ) -> Result<Self, DaemonError> {
         let store = Store::open(&config.database)?;
+        let objects = objects::Store::open(&config.outputs)?;
         let worker = WorkerId::new();
         let client = store.direct.open("musterd start").await?;
         migrate::check(&client).await?;
@@ -129,7 +135,7 @@ impl Daemon {
             liveness::Backend::Postgres => None,
         };
         let identity = Identity::new(worker);
-        Ok(Self { config, handlers, identity, lease, store, health, metrics, port, roll })
+        Ok(Self { config, handlers, identity, lease, store, objects, health, metrics, port, roll })
     }
 
     /// Where the HTTP port is, also when the configuration asked for any.
@@ -174,6 +180,7 @@ impl Daemon {
 
         let completer = Completer {
             store: self.store.clone(),
+            uploader: Uploader { pool: self.store.uploads.clone(), objects: self.objects.clone() },
             config: self.config.completion.clone(),
             cache,
             metrics: self.metrics.clone(),
@@ -247,8 +254,9 @@ impl Daemon {
             batcher.run().await;
             Ok(())
         });
+        let now = stop.now.clone();
         supervisor.once("completer", Stage::Finish, |_| async move {
-            check_loop.run().await;
+            check_loop.run(now).await;
             Ok(())
         });
         // What can ask for checks stops before the completer or with it: that ends when nobody can ask any more.
@@ -355,7 +363,14 @@ async fn tick<P: periodic::Periodic>(task: P, rhythm: Rhythm, stop: Cancellation
 fn add_sweep(supervisor: &mut Supervisor, store: &Store, config: &complete::Config, checks: Checks) {
     let (store, rhythm) = (store.clone(), Rhythm::Between(config.sweep_min, config.sweep_max));
     supervisor.part("sweep", Stage::Claim, move |stop| {
-        tick(Sweep { store: store.clone(), checks: checks.clone() }, rhythm, stop)
+        let mut sweep = Sweep { store: store.clone(), checks: checks.clone() };
+        async move {
+            // What an earlier life left behind does not wait for the first sweep: a worker is often started anew
+            // because its outputs could not be uploaded.
+            sweep.tick().await?;
+            periodic::run(sweep, rhythm, stop).await;
+            Ok(())
+        }
     });
 }
 

@@ -6,6 +6,7 @@ pub mod complete;
 pub mod fiber;
 pub mod held;
 pub mod input;
+pub mod outputs;
 pub mod pace;
 pub mod solo;
 pub mod submit;

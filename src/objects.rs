@@ -10,6 +10,7 @@ mod config;
 mod error;
 mod file;
 mod key;
+mod name;
 mod s3;
 
 use bytes::Bytes;
@@ -20,6 +21,7 @@ pub use self::config::{Config, Kind, S3Config};
 pub use self::error::{ObjectError, Op};
 pub use self::file::FileStore;
 pub use self::key::Key;
+pub use self::name::{MANIFEST, file_name_problem};
 pub use self::s3::S3Store;
 
 /// An object being read, piece by piece.

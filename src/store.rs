@@ -3,20 +3,24 @@
 pub mod batches;
 pub mod blocks;
 pub mod connect;
+pub mod export;
 pub mod fault;
 pub mod flush;
 pub mod health;
 pub mod listen;
+pub mod listing;
 pub mod migrate;
+pub mod outputs;
 mod pools;
 pub mod queues;
 pub mod reasons;
 pub mod recovery;
+pub mod steering;
 pub mod submissions;
 pub mod tasks;
 pub mod workers;
 
-pub use pools::{LEAST_CONNECTIONS, LONGEST_BACKOFF, OpenError, Store};
+pub use pools::{LEAST_CONNECTIONS, LONGEST_BACKOFF, OpenError, Store, UPLOADS};
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -95,7 +99,7 @@ impl Config {
             "database.max_connections",
             format!(
                 "must be at least {LEAST_CONNECTIONS}: claims, flushes, LISTEN and the heartbeat have one each, \
-                 and the fibers need two to read rows and finish batches with"
+                 uploads two, and the fibers need two to read rows and finish batches with"
             ),
         );
     }

@@ -1,43 +1,76 @@
-//! `musterd batch …`: seeing a batch.
+//! `musterd batch …`: seeing and steering batches. One file per command.
 
-use super::{Exit, Global, screen};
+mod append;
+mod download;
+mod export;
+mod follow;
+mod list;
+mod outputs;
+mod rows;
+mod show;
+mod steer;
+
+pub(super) use follow::{View, follow, wait};
+pub(super) use show::summary;
+
+use super::{Exit, Global};
 use anyhow::{Result, bail};
 use clap::Subcommand;
-use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
-use musterd::store::{
-    batches::{self, Progress},
-    connect::OneShot,
+use musterd::{
+    config::Config,
+    store::{
+        batches::{self, Progress},
+        connect::OneShot,
+    },
 };
-use std::time::{Duration, Instant};
-
-const SHOW_EXAMPLES: &str = "\
-Examples:
-  musterd batch show 17
-  musterd batch show 17 --json";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BatchCommand {
-    /// Show a batch: its state and how many rows are queued, running and done.
-    #[command(after_help = SHOW_EXAMPLES)]
-    Show {
-        /// The batch's id.
-        id: i64,
-    },
+    /// List batches, the newest first.
+    List(list::List),
+    /// Show a batch: its state, how many rows are queued, running and done, its outputs.
+    Show(show::Show),
+    /// Follow a batch to its end with a live bar; exit code 1 unless it succeeded.
+    Watch(follow::Watch),
+    /// Show rows of a batch: line, state, attempts, error.
+    Rows(rows::Rows),
+    /// Show the output files of a batch, or download and check them.
+    Outputs(outputs::Outputs),
+    /// Write rows with their results and errors to a file, to be corrected and submitted again.
+    Export(export::Export),
+    /// Keep a batch from being claimed; what runs, runs on.
+    Hold(steer::Hold),
+    /// Let a held batch go.
+    Release(steer::Release),
+    /// Add the rows of a file to a batch that is held or running.
+    Append(append::Append),
+    /// Stop a batch for good: rows that have not ended are aborted.
+    Abort(steer::Abort),
 }
 
 impl BatchCommand {
     pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
-        let loaded = global.load()?;
+        let config = global.load()?.config;
         match self {
-            Self::Show { id } => {
-                let client = global.connect(&loaded.config.database).await?;
-                let progress = find(&client, id).await?;
-                client.close().await;
-                print(global, &progress)?;
-                Ok(Exit::Done)
-            }
+            Self::List(command) => command.execute(global, &config).await,
+            Self::Show(command) => command.execute(global, &config).await,
+            Self::Watch(command) => command.execute(global, &config).await,
+            Self::Rows(command) => command.execute(global, &config).await,
+            Self::Outputs(command) => command.execute(global, &config).await,
+            Self::Export(command) => command.execute(global, &config).await,
+            Self::Hold(command) => command.execute(global, &config).await,
+            Self::Release(command) => command.execute(global, &config).await,
+            Self::Append(command) => command.execute(global, &config).await,
+            Self::Abort(command) => command.execute(global, &config).await,
         }
     }
+}
+
+/// A connection, and the batch as it is now; an id that is none is told before anything else is done.
+async fn open(global: &Global, config: &Config, id: i64) -> Result<(OneShot, Progress)> {
+    let client = global.connect(&config.database).await?;
+    let progress = find(&client, id).await?;
+    Ok((client, progress))
 }
 
 async fn find(client: &OneShot, id: i64) -> Result<Progress> {
@@ -45,75 +78,4 @@ async fn find(client: &OneShot, id: i64) -> Result<Progress> {
         Some(progress) => Ok(progress),
         None => bail!("there is no batch {id}"),
     }
-}
-
-fn print(global: &Global, progress: &Progress) -> Result<()> {
-    if global.json {
-        return screen::json(progress);
-    }
-    let mood = match progress.state.as_str() {
-        "succeeded" => screen::Mood::Good,
-        "failed" | "aborted" => screen::Mood::Bad,
-        _ => screen::Mood::Plain,
-    };
-    let mut table = screen::table([
-        "batch",
-        "state",
-        "command",
-        "rows",
-        "queued",
-        "running",
-        "succeeded",
-        "failed",
-        "aborted",
-    ]);
-    let count = |number: i32| comfy_table::Cell::new(screen::grouped(number));
-    table.add_row([
-        comfy_table::Cell::new(progress.id),
-        screen::word(&progress.state, mood),
-        comfy_table::Cell::new(&progress.command),
-        count(progress.rows),
-        count(progress.queued),
-        count(progress.running),
-        count(progress.succeeded),
-        count(progress.failed),
-        count(progress.aborted),
-    ]);
-    screen::print(&table)
-}
-
-/// How often a waiting command asks; the answer costs the same for ten rows and ten million.
-const ASK_EVERY: Duration = Duration::from_millis(200);
-
-/// Follows a batch to its end, with a bar on a terminal. Done only when it succeeded.
-pub(super) async fn wait(global: &Global, database: &musterd::store::Config, id: i64) -> Result<Exit> {
-    let client = global.connect(database).await?;
-    let bar = ProgressBar::new(0);
-    if let Ok(style) =
-        ProgressStyle::with_template("{msg} {wide_bar} {human_pos}/{human_len} {per_sec} {eta}")
-    {
-        bar.set_style(style);
-    }
-    let began = Instant::now();
-    let progress = loop {
-        let progress = find(&client, id).await?;
-        bar.set_length(progress.rows as u64);
-        bar.set_position(progress.done() as u64);
-        let failed =
-            if progress.failed > 0 { format!(" ({} failed)", progress.failed) } else { String::new() };
-        bar.set_message(format!("{}{failed}", progress.state));
-        if progress.is_over() {
-            break progress;
-        }
-        tokio::time::sleep(ASK_EVERY).await;
-    };
-    bar.finish_and_clear();
-    client.close().await;
-    print(global, &progress)?;
-    if !global.json {
-        let rate = f64::from(progress.rows) / began.elapsed().as_secs_f64().max(1e-3);
-        let took = HumanDuration(began.elapsed());
-        screen::line(&format!("{} after {took}, {} rows/s", progress.state, screen::grouped(rate as i64)))?;
-    }
-    Ok(if progress.state == "succeeded" { Exit::Done } else { Exit::Failed })
 }

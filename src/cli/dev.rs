@@ -1,6 +1,6 @@
 //! `musterd dev`: a private PostgreSQL and a worker, in one command.
 
-use super::{Exit, Global, screen};
+use super::{Exit, Global, demo, screen};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use musterd::{
@@ -86,7 +86,8 @@ impl Dev {
 
     fn load(&self, global: &Global, url: &str, dir: &Path) -> Result<Loaded> {
         let own = settings(url, dir).into_iter().map(|(key, value)| format!("{key}={value}"));
-        let flags = own.chain(global.set.iter().cloned()).collect();
+        let demo = if self.demo { demo::settings(self.ephemeral) } else { Vec::new() };
+        let flags = own.chain(demo).chain(global.set.iter().cloned()).collect();
         Ok(load(&Given { file: global.config.clone(), flags, env: None, dev: Vec::new() })?)
     }
 
@@ -100,7 +101,7 @@ impl Dev {
         let preparing = async {
             let applied = bring_up_to_date(server.url()).await?;
             let handlers = Registry::from_config(&config)?;
-            anyhow::Ok((applied, Daemon::prepare(config, handlers).await?))
+            anyhow::Ok((applied, Daemon::prepare(config.clone(), handlers).await?))
         };
         let Some(prepared) = stop.drain.run_until_cancelled(preparing).await else {
             return Ok(Exit::Done);
@@ -108,13 +109,18 @@ impl Dev {
         let (applied, daemon) = prepared?;
         server.announce()?;
         self.greet(global, server, &applied, daemon.address())?;
-        let ended = tokio::select! {
-            ended = daemon.run(stop.clone()) => ended?,
+        let demo = async {
+            match self.demo {
+                true => demo::run(global, &config, server.dir()).await,
+                false => Ok(until(stop).await),
+            }
+        };
+        tokio::select! {
+            ended = Box::pin(side_by_side(daemon, demo, stop)) => ended,
             status = death_of(server) => {
                 bail!("the private PostgreSQL ended by itself ({status}); see {}/postgres.log", server.dir().display())
             }
-        };
-        Ok(if ended.is_clean() { Exit::Done } else { Exit::Failed })
+        }
     }
 
     fn greet(
@@ -152,6 +158,36 @@ async fn http_port_here(loaded: Loaded) -> Config {
         config.http.listen.set_port(0);
     }
     config
+}
+
+async fn until(stop: &signal::Stop) -> Exit {
+    stop.drain.cancelled().await;
+    Exit::Done
+}
+
+/// Runs the worker beside `demo`; whichever ends first ends the other.
+async fn side_by_side(
+    daemon: Daemon,
+    demo: impl Future<Output = Result<Exit>>,
+    stop: &signal::Stop,
+) -> Result<Exit> {
+    let working = async {
+        let ended = daemon.run(stop.clone()).await;
+        stop.drain.cancel();
+        ended
+    };
+    let showing = async {
+        let shown = stop.drain.run_until_cancelled(demo).await;
+        stop.drain.cancel();
+        shown
+    };
+    let (ended, shown) = tokio::join!(working, showing);
+    let clean = if ended?.is_clean() { Exit::Done } else { Exit::Failed };
+    // Told to stop before it was over: then how the worker ended is all there is to say.
+    Ok(match shown.transpose()? {
+        Some(Exit::Failed) => Exit::Failed,
+        _ => clean,
+    })
 }
 
 /// Waits for an end of the server that nobody asked for.

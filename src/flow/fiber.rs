@@ -15,6 +15,7 @@ use crate::{
     json::Json,
     liveness::lease::Lease,
     metrics::Metrics,
+    objects::file_name_problem,
     periodic::describe,
     store::{
         LONGEST_BACKOFF, Store,
@@ -353,7 +354,10 @@ impl Work<'_> {
         }
         let attempt = self.block.attempt;
         let (verdict, outputs) = match outcome {
-            Outcome::Succeeded(done) => (Verdict::Succeeded(done.result), outputs_json(&done.outputs)),
+            Outcome::Succeeded(done) => match outputs_json(&done.outputs) {
+                Ok(outputs) => (Verdict::Succeeded(done.result), outputs),
+                Err(problem) => (Verdict::Failed(storable(problem)), None),
+            },
             Outcome::Failed(error) => (Verdict::Failed(storable(error)), None),
             Outcome::Retry { after, .. } if attempt < self.max_attempts() => {
                 let wait = after.unwrap_or_else(|| self.bench.retry.delay(attempt as u32));
@@ -404,16 +408,20 @@ impl Work<'_> {
     }
 }
 
-/// Output text by file name. Text for the same file is joined in the order it was given.
-fn outputs_json(outputs: &[(String, String)]) -> Option<Json> {
+/// Output text by file name. Text for the same file is joined in the order it was given. A name that cannot be a
+/// file's is the row's own error.
+fn outputs_json(outputs: &[(String, String)]) -> Result<Option<Json>, String> {
     if outputs.is_empty() {
-        return None;
+        return Ok(None);
     }
     let mut by_name: std::collections::BTreeMap<&str, String> = std::collections::BTreeMap::new();
     for (name, text) in outputs {
+        if let Some(problem) = file_name_problem(name) {
+            return Err(format!("{name:?} cannot name an output file: {problem}"));
+        }
         by_name.entry(name).or_default().push_str(text);
     }
-    Json::of(&by_name).ok()
+    Json::of(&by_name).map(Some).map_err(|error| format!("the outputs cannot be written: {error}"))
 }
 
 /// PostgreSQL's text has no NUL; the rest of a message is still worth keeping. Very long ones are cut.

@@ -6,6 +6,7 @@ use crate::store::{blocks::BlockRef, tasks::TaskRef};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -22,9 +23,19 @@ pub struct Cancel {
 
 #[derive(Clone, Debug, Default)]
 pub struct Held {
-    entries: Arc<Mutex<HashMap<Uuid, Entry>>>,
+    state: Arc<Mutex<State>>,
     changes: watch::Sender<u64>,
 }
+
+#[derive(Debug, Default)]
+struct State {
+    entries: HashMap<Uuid, Entry>,
+    /// What was aborted a moment ago: the reply to a claim of it may still be under way.
+    aborted: HashMap<i64, Instant>,
+}
+
+/// Longer than any claim takes; after that the listener's own look finds what was missed.
+const ABORT_REMEMBERED: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
@@ -54,7 +65,7 @@ impl Held {
     /// Makes tokens for a claim that is about to be sent.
     pub fn announce(&self, count: usize) -> Vec<Uuid> {
         let tokens: Vec<Uuid> = (0..count).map(|_| Uuid::new_v4()).collect();
-        self.lock().extend(tokens.iter().map(|token| (*token, Entry::default())));
+        self.lock().entries.extend(tokens.iter().map(|token| (*token, Entry::default())));
         tokens
     }
 
@@ -70,12 +81,19 @@ impl Held {
 
     fn settle_as(&self, announced: &[Uuid], claimed: impl Iterator<Item = (Uuid, Holding)>) {
         let mut held = self.lock();
+        let State { entries, aborted } = &mut *held;
+        aborted.retain(|_, since| since.elapsed() < ABORT_REMEMBERED);
         for (token, holding) in claimed {
-            held.entry(token).or_default().holding = Some(holding);
+            let entry = entries.entry(token).or_default();
+            entry.holding = Some(holding);
+            // The news of the abort was faster than the reply to the claim.
+            if aborted.contains_key(&holding.id()) {
+                entry.cancel.aborted.cancel();
+            }
         }
         for token in announced {
-            if held.get(token).is_some_and(|entry| entry.holding.is_none()) {
-                held.remove(token);
+            if entries.get(token).is_some_and(|entry| entry.holding.is_none()) {
+                entries.remove(token);
             }
         }
         drop(held);
@@ -83,31 +101,31 @@ impl Held {
     }
 
     pub fn cancel_of(&self, token: Uuid) -> Cancel {
-        self.lock().get(&token).map(|entry| entry.cancel.clone()).unwrap_or_default()
+        self.lock().entries.get(&token).map(|entry| entry.cancel.clone()).unwrap_or_default()
     }
 
     pub fn forget(&self, token: Uuid) {
-        self.lock().remove(&token);
+        self.lock().entries.remove(&token);
         self.tell();
     }
 
     /// This worker was declared dead: whatever it holds, or is about to, is somebody else's.
     pub fn fence_all(&self) -> usize {
         let held = self.lock();
-        held.values().for_each(|entry| entry.cancel.fenced.cancel());
-        held.values().filter(|entry| entry.holding.is_some()).count()
+        held.entries.values().for_each(|entry| entry.cancel.fenced.cancel());
+        held.entries.values().filter(|entry| entry.holding.is_some()).count()
     }
 
     /// Somebody else has this block.
     pub fn fence(&self, token: Uuid) {
-        if let Some(entry) = self.lock().get(&token) {
+        if let Some(entry) = self.lock().entries.get(&token) {
             entry.cancel.fenced.cancel();
         }
     }
 
     /// Whether a token is known: held, or sent with a claim whose end we do not know yet.
     pub fn knows(&self, token: Uuid) -> bool {
-        self.lock().contains_key(&token)
+        self.lock().entries.contains_key(&token)
     }
 
     /// The tasks in hand.
@@ -116,7 +134,7 @@ impl Held {
             Holding::Task(task) => Some(task),
             Holding::Block(_) => None,
         };
-        self.lock().values().filter_map(task).collect()
+        self.lock().entries.values().filter_map(task).collect()
     }
 
     /// The blocks in hand.
@@ -125,13 +143,13 @@ impl Held {
             Holding::Block(block) => Some(block),
             Holding::Task(_) => None,
         };
-        self.lock().values().filter_map(block).collect()
+        self.lock().entries.values().filter_map(block).collect()
     }
 
     /// Waits until nothing else is in hand: the ends of all others are committed.
     pub async fn nothing_but(&self, token: Uuid) {
         let mut changes = self.watch();
-        while self.lock().iter().any(|(other, entry)| *other != token && entry.holding.is_some()) {
+        while self.lock().entries.iter().any(|(other, entry)| *other != token && entry.holding.is_some()) {
             // Cannot fail: the sender is ours.
             let _ = changes.changed().await;
         }
@@ -148,13 +166,15 @@ impl Held {
 
     /// Cancels the task, or every block of the batch, that is being aborted.
     pub fn abort(&self, id: i64) -> usize {
-        let held = self.lock();
-        let meant = held.values().filter(|entry| entry.holding.is_some_and(|holding| holding.id() == id));
+        let mut held = self.lock();
+        held.aborted.insert(id, Instant::now());
+        let meant =
+            held.entries.values().filter(|entry| entry.holding.is_some_and(|holding| holding.id() == id));
         meant.map(|entry| entry.cancel.aborted.cancel()).count()
     }
 
     pub fn len(&self) -> usize {
-        self.lock().values().filter(|entry| entry.holding.is_some()).count()
+        self.lock().entries.values().filter(|entry| entry.holding.is_some()).count()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -163,14 +183,31 @@ impl Held {
 
     /// The batches and tasks of which something is held.
     pub fn ids(&self) -> Vec<i64> {
-        let mut ids: Vec<i64> = self.lock().values().filter_map(|entry| Some(entry.holding?.id())).collect();
+        let mut ids: Vec<i64> =
+            self.lock().entries.values().filter_map(|entry| Some(entry.holding?.id())).collect();
         ids.sort_unstable();
         ids.dedup();
         ids
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // Every change is a single step, so a panic elsewhere leaves the map whole.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_that_comes_back_after_the_abort_is_cancelled_at_once() {
+        let held = Held::default();
+        let tokens = held.announce(2);
+        assert_eq!(held.abort(7), 0, "nothing of it is known to be held yet");
+        let block = |token, batch| BlockRef { id: 1, token, batch };
+        held.settle(&tokens, &[block(tokens[0], 7), block(tokens[1], 8)]);
+        assert!(held.cancel_of(tokens[0]).aborted.is_cancelled());
+        assert!(!held.cancel_of(tokens[1]).aborted.is_cancelled());
     }
 }

@@ -4,6 +4,9 @@
 //! rows are one transaction.
 
 mod copy;
+mod exported;
+
+pub use exported::{ADDED, WHOLE};
 
 use super::input::{Format, InputError, Limits, Reader};
 use crate::{config::Problems, json::Json, store::submissions};
@@ -61,6 +64,45 @@ pub struct Order {
     pub row_timeout: Option<Duration>,
     pub max_failed: MaxFailed,
     pub on_done: Option<String>,
+    pub on_budget: Option<OnBudget>,
+}
+
+/// What to do as soon as more rows have failed than a batch allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnBudget {
+    Hold,
+    Abort,
+}
+
+impl OnBudget {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Hold => "hold",
+            Self::Abort => "abort",
+        }
+    }
+}
+
+impl std::str::FromStr for OnBudget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "hold" => Ok(Self::Hold),
+            "abort" => Ok(Self::Abort),
+            _ => Err("must be hold or abort".into()),
+        }
+    }
+}
+
+/// Rows to be read, and how.
+#[derive(Debug)]
+pub struct Given<R> {
+    pub source: R,
+    pub format: Format,
+    pub limits: Limits,
+    /// Written by `batch export`: the rows are the inputs in it.
+    pub exported: bool,
 }
 
 /// How many rows may fail before the batch counts as failed.
@@ -97,6 +139,15 @@ pub struct Submitted {
     pub repeated: bool,
 }
 
+/// What became of rows that were added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Appended {
+    pub id: i64,
+    pub added: u64,
+    /// What the batch has now.
+    pub rows: i32,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
     #[error(transparent)]
@@ -105,6 +156,8 @@ pub enum SubmitError {
     TooMany,
     #[error(transparent)]
     Store(#[from] submissions::SubmissionError),
+    #[error("row {row} is not one of an export: {problem}")]
+    NotExported { row: u64, problem: String },
     #[error("the reading thread died")]
     ReaderDied,
 }
@@ -139,9 +192,7 @@ struct Whole {
 pub async fn submit(
     client: &mut Client,
     order: &Order,
-    source: impl Read + Send + 'static,
-    format: Format,
-    limits: Limits,
+    given: Given<impl Read + Send + 'static>,
     meter: Meter,
 ) -> Result<Submitted, SubmitError> {
     let known = match &order.idempotency_key {
@@ -154,10 +205,7 @@ pub async fn submit(
     };
     let seed = order.fingerprint();
     let (chunks, received) = mpsc::channel(4);
-    let reading = tokio::task::spawn_blocking(move || {
-        let reader = Reader::new(source, format, limits);
-        read_all(reader, id, seed, &chunks, &meter)
-    });
+    let reading = tokio::task::spawn_blocking(move || read_all(given, id, seed, &chunks, &meter));
     if let Some(known) = known {
         // The rows are there already: read only to see that they are the same.
         drain(received).await;
@@ -170,18 +218,33 @@ pub async fn submit(
     submissions::copy_in(client, id, order, received, finish).await
 }
 
+/// Reads `source` to its end and adds its rows to a batch that is held or running; how many it has then.
+pub async fn append(
+    client: &mut Client,
+    id: i64,
+    given: Given<impl Read + Send + 'static>,
+    meter: Meter,
+) -> Result<Appended, SubmitError> {
+    let (chunks, received) = mpsc::channel(4);
+    let reading = tokio::task::spawn_blocking(move || read_all(given, id, Sha256::new(), &chunks, &meter));
+    let finish = async { reading.await.map_err(|_| SubmitError::ReaderDied)?.map(|read| read.rows) };
+    submissions::copy_onto(client, id, received, finish).await
+}
+
 async fn drain(mut chunks: mpsc::Receiver<Bytes>) {
     while chunks.recv().await.is_some() {}
 }
 
 /// Runs in a thread of its own: reading and checking is work for a core.
 fn read_all<R: Read>(
-    mut reader: Reader<R>,
+    given: Given<R>,
     batch: i64,
     seed: Sha256,
     chunks: &mpsc::Sender<Bytes>,
     meter: &Meter,
 ) -> Result<Whole, SubmitError> {
+    let Given { source, format, limits, exported } = given;
+    let mut reader = Reader::new(source, format, limits);
     let mut buffer = copy::Buffer::new(batch);
     let mut hash = seed;
     let mut row = Vec::new();
@@ -189,6 +252,10 @@ fn read_all<R: Read>(
     while reader.next_row(&mut row)?.is_some() {
         rows += 1;
         let line = i32::try_from(rows).map_err(|_| SubmitError::TooMany)?;
+        if exported {
+            row = exported::input_of(&row, format)
+                .map_err(|problem| SubmitError::NotExported { row: rows, problem })?;
+        }
         hash.update((row.len() as u64).to_be_bytes());
         hash.update(&row);
         buffer.push(line, &row);
@@ -220,6 +287,7 @@ impl Order {
             self.row_timeout.map(|timeout| timeout.as_millis() as u64),
             format!("{:?}", self.max_failed),
             self.on_done,
+            self.on_budget.map(OnBudget::as_str),
         ]);
         hash.update(told.to_string());
         hash

@@ -4,7 +4,7 @@ use super::{
     builtin::{Failure, Which},
     sql::QualifiedName,
 };
-use crate::{config::Problems, queue};
+use crate::{config::Problems, objects::file_name_problem, queue};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -103,6 +103,9 @@ impl Config {
                 "must say which builtin: noop, sleep, echo or fail",
             ),
             Kind::Sql => self.check_sql(name, problems),
+        }
+        if let Some(problem) = self.output.as_deref().and_then(file_name_problem) {
+            problems.error(key("output"), format!("cannot name an output file: {problem}"));
         }
         problems.unless(
             self.rate.is_none_or(|rate| (0.0..=1.0).contains(&rate)),

@@ -102,6 +102,29 @@ impl ObjectError {
         }
     }
 
+    /// One word for what went wrong, whatever the object: the same repair mends all of the same kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Key { .. } => "key",
+            Self::Config { .. } | Self::NoCredentials => "config",
+            Self::NotFound { .. } => "not found",
+            Self::Credentials { .. } => "credentials",
+            Self::Forbidden { .. } => "forbidden",
+            Self::NoSuchBucket { .. } => "no such bucket",
+            Self::Clock { .. } => "clock",
+            Self::Server { .. } => "server",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Untrusted { .. } => "untrusted",
+            Self::Timeout { .. } => "timeout",
+            Self::TooLarge { .. } => "too large",
+            Self::DiskFull { .. } => "disk full",
+            Self::Denied { .. } => "denied",
+            Self::Io { .. } => "io",
+            Self::Source { .. } => "source",
+            Self::Altered { .. } => "altered",
+        }
+    }
+
     pub(super) fn config(key: &'static str, problem: impl fmt::Display) -> Self {
         Self::Config { key, problem: problem.to_string() }
     }

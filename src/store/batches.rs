@@ -1,5 +1,6 @@
 //! Batches: counted, finished, looked at.
 
+use crate::json::Json;
 use deadpool_postgres::Object;
 use serde::Serialize;
 use tokio_postgres::{Client, Error, GenericClient, Row};
@@ -12,6 +13,8 @@ pub struct Closed {
     pub rows: i32,
     pub succeeded: i32,
     pub failed: i32,
+    /// Some rows added text to output files.
+    pub outputs: bool,
 }
 
 /// What one look at a scope found.
@@ -27,7 +30,7 @@ pub enum Look {
 
 /// Whether a scope is over. One statement, one snapshot: a batch that is closed in it stays closed, and its count
 /// right, unless its generation or its number of rows changes.
-pub async fn look(client: &Object, id: i64) -> Result<Look, Error> {
+pub async fn look(client: &impl GenericClient, id: i64) -> Result<Look, Error> {
     const SQL: &str = "WITH b AS MATERIALIZED (
             SELECT b.id, b.generation, b.rows
               FROM musterd.batches b
@@ -35,19 +38,19 @@ pub async fn look(client: &Object, id: i64) -> Result<Look, Error> {
                AND (b.aborting OR (b.open AND b.next_line > b.rows))
                AND NOT EXISTS (SELECT FROM musterd.blocks k
                                 WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting)))
-        SELECT b.id, b.generation, b.rows,
-               (SELECT pg_catalog.count(*)::int FROM musterd.results r
-                 WHERE r.batch_id = b.id AND r.state = 'succeeded') AS succeeded,
-               (SELECT pg_catalog.count(*)::int FROM musterd.results r
-                 WHERE r.batch_id = b.id AND r.state = 'failed') AS failed,
+        SELECT b.id, b.generation, b.rows, c.succeeded, c.failed,
+               EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id = b.id AND y.outputs) AS outputs,
                false AS parent
           FROM b
+         CROSS JOIN LATERAL (
+               SELECT (pg_catalog.count(*) FILTER (WHERE r.state = 'succeeded'))::int AS succeeded,
+                      (pg_catalog.count(*) FILTER (WHERE r.state = 'failed'))::int AS failed
+                 FROM musterd.results r WHERE r.batch_id = b.id) c
         UNION ALL
-        SELECT t.id, 0, 0, 0, 0, true
+        SELECT t.id, 0, 0, 0, 0, false, true
           FROM musterd.tasks t
          WHERE t.id = $1 AND t.state = 'waiting'";
-    let statement = client.prepare_cached(SQL).await?;
-    Ok(match client.query_opt(&statement, &[&id]).await? {
+    Ok(match client.query_opt(SQL, &[&id]).await? {
         None => Look::Nothing,
         Some(row) if row.get("parent") => Look::Parent,
         Some(row) => Look::Closed(Closed {
@@ -56,6 +59,7 @@ pub async fn look(client: &Object, id: i64) -> Result<Look, Error> {
             rows: row.get("rows"),
             succeeded: row.get("succeeded"),
             failed: row.get("failed"),
+            outputs: row.get("outputs"),
         }),
     })
 }
@@ -74,11 +78,18 @@ pub enum Completion {
     /// Finished before.
     Ended,
     Missing,
+    /// Over, but its files have to be uploaded first.
+    NeedsUpload,
 }
 
 /// Finishes a scope, exactly once, in a transaction of its own.
-pub async fn complete(client: &mut Object, id: i64, closed: Option<&Closed>) -> Result<Completion, Error> {
-    const SQL: &str = "SELECT musterd.complete_scope($1, $2, $3, $4, $5, NULL::jsonb)";
+pub async fn complete(
+    client: &mut Object,
+    id: i64,
+    closed: Option<&Closed>,
+    outputs: Option<&Json>,
+) -> Result<Completion, Error> {
+    const SQL: &str = "SELECT musterd.complete_scope($1, $2, $3, $4, $5, $6)";
     let statement = client.prepare_cached(SQL).await?;
     let transaction = client
         .build_transaction()
@@ -87,7 +98,8 @@ pub async fn complete(client: &mut Object, id: i64, closed: Option<&Closed>) -> 
         .await?;
     let (generation, rows) = (closed.map(|c| c.generation), closed.map(|c| c.rows));
     let (succeeded, failed) = (closed.map(|c| c.succeeded), closed.map(|c| c.failed));
-    let row = transaction.query_one(&statement, &[&id, &generation, &rows, &succeeded, &failed]).await?;
+    let row =
+        transaction.query_one(&statement, &[&id, &generation, &rows, &succeeded, &failed, &outputs]).await?;
     let answer = match row.get::<_, &str>(0) {
         "completed" => Completion::Completed,
         "locked" => Completion::Locked,
@@ -105,16 +117,17 @@ pub async fn complete(client: &mut Object, id: i64, closed: Option<&Closed>) -> 
 }
 
 /// Of these scopes, those that are over and not finished, and those that have used up their budget of failures.
-pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<i64>, Vec<OverBudget>), Error> {
-    const SQL: &str = "SELECT b.id, NULL::text AS budget
+pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Vec<OverBudget>), Error> {
+    const SQL: &str = "SELECT b.id, NULL::text AS budget,
+               EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id = b.id AND y.outputs) AS outputs
           FROM musterd.batches b
          WHERE b.id = ANY ($1) AND b.summarized_at IS NULL AND (b.aborting OR (b.open AND b.next_line > b.rows))
            AND NOT EXISTS (SELECT FROM musterd.blocks k
                             WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting))
         UNION ALL
-        SELECT t.id, NULL FROM musterd.tasks t WHERE t.id = ANY ($1) AND t.state = 'waiting'
+        SELECT t.id, NULL, false FROM musterd.tasks t WHERE t.id = ANY ($1) AND t.state = 'waiting'
         UNION ALL
-        SELECT b.id, b.on_budget
+        SELECT b.id, b.on_budget, false
           FROM musterd.batches b
          WHERE b.id = ANY ($1) AND b.open AND b.on_budget IS NOT NULL
            AND (SELECT COALESCE(pg_catalog.sum(t.failed), 0) FROM musterd.tallies t WHERE t.batch_id = b.id)
@@ -124,12 +137,20 @@ pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<i64>, Vec
     for row in client.query(&statement, &[&ids]).await? {
         let id: i64 = row.get(0);
         match row.get::<_, Option<&str>>(1) {
-            None => over.push(id),
+            None => over.push(Over { id, outputs: row.get(2) }),
             Some("abort") => spent.push(OverBudget { id, action: BudgetAction::Abort }),
             Some(_) => spent.push(OverBudget { id, action: BudgetAction::Hold }),
         }
     }
     Ok((over, spent))
+}
+
+/// A scope that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Over {
+    pub id: i64,
+    /// Its end needs an upload.
+    pub outputs: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,15 +205,17 @@ pub struct Progress {
     pub succeeded: i32,
     pub failed: i32,
     pub aborted: i32,
+    /// Abort was asked for; it ends when no worker holds a block of it.
+    pub aborting: bool,
     pub generation: i32,
     pub parent_id: Option<i64>,
     pub created_at: jiff::Timestamp,
     pub finished_at: Option<jiff::Timestamp>,
-    pub outputs: Option<crate::json::Json>,
+    pub outputs: Option<Json>,
 }
 
 impl Progress {
-    fn read(row: &Row) -> Self {
+    pub(super) fn read(row: &Row) -> Self {
         Self {
             id: row.get("id"),
             state: row.get("state"),
@@ -205,6 +228,7 @@ impl Progress {
             succeeded: row.get("succeeded"),
             failed: row.get("failed"),
             aborted: row.get("aborted"),
+            aborting: row.get("aborting"),
             generation: row.get("generation"),
             parent_id: row.get("parent_id"),
             created_at: row.get("created_at"),
@@ -226,7 +250,7 @@ impl Progress {
 pub async fn progress(client: &impl GenericClient, id: i64) -> Result<Option<Progress>, Error> {
     const SQL: &str =
         "SELECT id, state::text, command, queue, priority, rows, queued, running, succeeded, failed, aborted,
-               generation, parent_id, created_at, finished_at, outputs
+               aborting, generation, parent_id, created_at, finished_at, outputs
           FROM musterd.batch_progress WHERE id = $1";
     Ok(client.query_opt(SQL, &[&id]).await?.map(|row| Progress::read(&row)))
 }

@@ -7,8 +7,10 @@ use super::{
 use deadpool_postgres::Pool;
 use std::{num::NonZeroU32, time::Duration};
 
-/// Connections beside the general pool: one each to claim, to flush, to listen and to beat.
-const RESERVED: u32 = 4;
+/// Uploads of a replica at a time; each reads its batch on a connection of its own, for as long as it takes.
+pub const UPLOADS: u32 = 2;
+/// Connections beside the general pool: one each to claim, to flush, to listen and to beat, and the uploads'.
+const RESERVED: u32 = 4 + UPLOADS;
 /// Fewer general connections than this and reading rows waits for finishing batches.
 const LEAST_GENERAL: u32 = 2;
 /// What a replica cannot work with less than.
@@ -23,6 +25,8 @@ pub struct Store {
     pub writes: Pool,
     /// Everything else: reading rows, finishing batches, upkeep.
     pub general: Pool,
+    /// Reads what is uploaded.
+    pub uploads: Pool,
     /// Past any pooler.
     pub direct: Target,
 }
@@ -48,6 +52,7 @@ impl Store {
             claims: pool(1, "musterd claim", usual)?,
             writes: pool(1, "musterd write", usual)?,
             general: pool(general, "musterd", usual)?,
+            uploads: pool(UPLOADS, "musterd outputs", usual)?,
             direct: config.direct_target()?,
         })
     }

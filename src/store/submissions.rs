@@ -1,6 +1,6 @@
 //! Batches coming in: an id, the rows by COPY, then task and batch, in one transaction.
 
-use crate::flow::submit::{MaxFailed, Order, SubmitError, Submitted};
+use crate::flow::submit::{Appended, MaxFailed, OnBudget, Order, SubmitError, Submitted};
 use bytes::Bytes;
 use futures::{SinkExt, pin_mut};
 use tokio::sync::mpsc;
@@ -22,7 +22,10 @@ pub enum SubmissionError {
 fn failed(operation: &'static str) -> impl Fn(Error) -> SubmissionError {
     move |source| match source.as_db_error() {
         // Our own functions raise with words meant for the user.
-        Some(db) if [SqlState::CHECK_VIOLATION, SqlState::UNIQUE_VIOLATION].contains(db.code()) => {
+        Some(db)
+            if [SqlState::CHECK_VIOLATION, SqlState::UNIQUE_VIOLATION, SqlState::NO_DATA_FOUND]
+                .contains(db.code()) =>
+        {
             let hint = db.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
             SubmissionError::Refused { message: db.message().to_owned(), hint }
         }
@@ -74,7 +77,7 @@ pub async fn copy_in(
         .start()
         .await
         .map_err(failed("begin the submission"))?;
-    let copied = copy(&transaction, chunks).await;
+    let copied = copy(&transaction, "musterd.rows", chunks).await;
     // A bad row is the better explanation when the copy broke off because of it.
     let (rows, hash) = finish.await?;
     copied?;
@@ -88,12 +91,41 @@ pub async fn copy_in(
     Ok(Submitted { id: opened, rows, repeated: opened != id })
 }
 
+/// Copies the chunks in beside the batch and then adds them to it: all or nothing. The batch is locked for the second
+/// step only, so that a slow file does not stop its claims.
+pub async fn copy_onto(
+    client: &mut Client,
+    id: i64,
+    chunks: mpsc::Receiver<Bytes>,
+    finish: impl Future<Output = Result<u64, SubmitError>>,
+) -> Result<Appended, SubmitError> {
+    const STAGE: &str =
+        "CREATE TEMPORARY TABLE musterd_append (batch_id bigint, line int, input jsonb) ON COMMIT DROP";
+    let transaction = client
+        .build_transaction()
+        .isolation_level(IsolationLevel::ReadCommitted)
+        .start()
+        .await
+        .map_err(failed("begin the append"))?;
+    transaction.batch_execute(STAGE).await.map_err(failed("stage rows"))?;
+    let copied = copy(&transaction, "pg_temp.musterd_append", chunks).await;
+    let added = finish.await?;
+    copied?;
+    let row = transaction
+        .query_one("SELECT musterd.extend_batch($1, 'pg_temp.musterd_append'::pg_catalog.regclass)", &[&id])
+        .await
+        .map_err(failed("add rows to the batch"))?;
+    transaction.commit().await.map_err(failed("commit the append"))?;
+    Ok(Appended { id, added, rows: row.get(0) })
+}
+
 async fn copy(
     transaction: &Transaction<'_>,
+    table: &str,
     mut chunks: mpsc::Receiver<Bytes>,
 ) -> Result<(), SubmissionError> {
     let sink = transaction
-        .copy_in::<_, Bytes>("COPY musterd.rows (batch_id, line, input) FROM STDIN (FORMAT binary)")
+        .copy_in::<_, Bytes>(&format!("COPY {table} (batch_id, line, input) FROM STDIN (FORMAT binary)"))
         .await
         .map_err(failed("begin copying rows"))?;
     pin_mut!(sink);
@@ -113,7 +145,7 @@ async fn open(
     const SQL: &str = "SELECT musterd.open_batch(p_id => $1, p_command => $2, p_queue => $3, p_context => $4,
                p_priority => $5, p_idempotency_key => $6, p_hold => $7, p_max_attempts => $8,
                p_row_timeout => pg_catalog.make_interval(secs => $9::float8), p_max_failed => $10,
-               p_max_failed_percent => $11, p_on_done => $12, p_rows => $13, p_request_hash => $14)";
+               p_max_failed_percent => $11, p_on_done => $12, p_on_budget => $13, p_rows => $14, p_request_hash => $15)";
     let timeout = order.row_timeout.map(|timeout| timeout.as_secs_f64());
     let (max_failed, percent) = match order.max_failed {
         MaxFailed::Rows(rows) => (rows, None),
@@ -136,6 +168,7 @@ async fn open(
                 &max_failed,
                 &percent,
                 &order.on_done,
+                &order.on_budget.map(OnBudget::as_str),
                 &rows,
                 &hash,
             ],

@@ -4,7 +4,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use musterd::flow::complete::{self, CompleteError, Completer};
+use musterd::flow::outputs::Uploader;
 use musterd::metrics::Metrics;
+use musterd::objects;
 use musterd::store::batches::{self, Completion, Look};
 use musterd::store::flush::Close;
 
@@ -22,7 +24,10 @@ fn completer(db: &TestDb, attempts: u32) -> Completer {
         retry_delay: Duration::from_millis(200),
         ..Default::default()
     };
-    Completer { store: store(db), config, cache: None, metrics: Metrics::default() }
+    let store = store(db);
+    let objects = objects::Store::open(&objects::Config::default()).unwrap();
+    let uploader = Uploader { pool: store.uploads.clone(), objects };
+    Completer { store, uploader, config, cache: None, metrics: Metrics::default() }
 }
 
 /// A batch of `rows` rows of which all but the last are done; the block with the last is still held.
@@ -86,17 +91,17 @@ async fn of_two_who_finish_at_once_one_does() {
     let (batch, last) = all_but_the_last(&db, 3).await;
     let mut one = session(&db).await;
     assert_eq!(write(&one, success(&last, [3], Some(Close::default()))).await, written(1));
-    let Look::Closed(closed) = batches::look(&one, batch).await.unwrap() else { panic!("not closed") };
+    let Look::Closed(closed) = batches::look(&**one, batch).await.unwrap() else { panic!("not closed") };
     let mut schedule = Schedule::new(&db, &["other"]).await;
     schedule.run("other", "BEGIN").await;
     let complete = format!("SELECT musterd.complete_scope({batch}, 1, 3, 3, 0)");
     assert_eq!(schedule.run("other", &complete).await.rows(), ["completed"]);
-    let answer = batches::complete(&mut one, batch, Some(&closed)).await.unwrap();
+    let answer = batches::complete(&mut one, batch, Some(&closed), None).await.unwrap();
     assert_eq!(answer, Completion::Locked);
     schedule.run("other", "COMMIT").await;
-    let answer = batches::complete(&mut one, batch, Some(&closed)).await.unwrap();
+    let answer = batches::complete(&mut one, batch, Some(&closed), None).await.unwrap();
     assert_eq!(answer, Completion::Ended);
-    assert_eq!(batches::look(&one, batch).await.unwrap(), Look::Nothing);
+    assert_eq!(batches::look(&**one, batch).await.unwrap(), Look::Nothing);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,7 +111,7 @@ async fn rows_appended_before_the_end_keep_the_batch_open() {
     let mut worker = session(&db).await;
     assert_eq!(write(&worker, success(&last, [3], Some(Close::default()))).await, written(1));
     // Counted, and then the append comes between the count and the end.
-    let Look::Closed(closed) = batches::look(&worker, batch).await.unwrap() else { panic!("not closed") };
+    let Look::Closed(closed) = batches::look(&**worker, batch).await.unwrap() else { panic!("not closed") };
     let mut schedule = Schedule::new(&db, &["producer", "completer"]).await;
     schedule.run("producer", "BEGIN").await;
     let append = format!("SELECT musterd.append_rows({batch}, '[4]'::jsonb)");
@@ -119,7 +124,7 @@ async fn rows_appended_before_the_end_keep_the_batch_open() {
     // The new row runs; the old count is of another number of rows.
     let block = carve(&worker, 1, 5).await.remove(0);
     assert_eq!(write(&worker, success(&block, [4], Some(Close::default()))).await, written(1));
-    assert_eq!(batches::complete(&mut worker, batch, Some(&closed)).await.unwrap(), Completion::Stale);
+    assert_eq!(batches::complete(&mut worker, batch, Some(&closed), None).await.unwrap(), Completion::Stale);
     assert_eq!(completer(&db, 1).complete(batch).await.unwrap(), Completion::Completed);
     assert_eq!(progress(&db.client().await, batch).await.succeeded, 4);
 }
@@ -159,7 +164,10 @@ async fn a_retry_written_beside_an_abort_is_dropped_at_the_end() {
     schedule.run("operator", "COMMIT").await;
     assert_eq!(ask::<i64>(&client, "SELECT count(*) FROM musterd.blocks").await, 1);
     assert!(take(&worker, 1).await.is_empty(), "nobody runs it");
-    assert_eq!(batches::worth_a_look(&worker, &[batch]).await.unwrap().0, [batch]);
+    assert_eq!(
+        batches::worth_a_look(&worker, &[batch]).await.unwrap().0,
+        [batches::Over { id: batch, outputs: false }]
+    );
     assert_eq!(completer(&db, 1).complete(batch).await.unwrap(), Completion::Completed);
     let end = progress(&client, batch).await;
     assert_eq!((end.state.as_str(), end.succeeded, end.aborted), ("aborted", 2, 3));
@@ -177,10 +185,11 @@ async fn a_count_taken_before_a_late_flush_of_an_aborted_batch_is_stale() {
     let taken = take(&worker, 1).await.remove(0);
     client.query("SELECT musterd.abort($1)", &[&batch]).await.unwrap();
     // As counted while the retry was still free; since then it was taken and run.
-    let early = batches::Closed { id: batch, generation: 1, rows: 5, succeeded: 1, failed: 0 };
-    assert_eq!(batches::complete(&mut worker, batch, Some(&early)).await.unwrap(), Completion::Open);
+    let early =
+        batches::Closed { id: batch, generation: 1, rows: 5, succeeded: 1, failed: 0, outputs: false };
+    assert_eq!(batches::complete(&mut worker, batch, Some(&early), None).await.unwrap(), Completion::Open);
     assert_eq!(write(&worker, success(&taken, [2], Some(Close::default()))).await, written(1));
-    assert_eq!(batches::complete(&mut worker, batch, Some(&early)).await.unwrap(), Completion::Stale);
+    assert_eq!(batches::complete(&mut worker, batch, Some(&early), None).await.unwrap(), Completion::Stale);
     assert_eq!(completer(&db, 1).complete(batch).await.unwrap(), Completion::Completed);
     assert_eq!(progress(&client, batch).await.succeeded, 2);
     assert_accounts_balance(&client).await;

@@ -96,8 +96,8 @@ async fn after_a_partial_flush_and_a_recovery_the_rest_is_fenced_and_nothing_run
     // Lines that have a result keep it, whoever writes them again.
     assert_eq!(write(&second, success(&taken[0], 1..=5, Some(Close::default()))).await, written(2));
     let mut second = second;
-    let Look::Closed(closed) = batches::look(&second, batch).await.unwrap() else { panic!("not closed") };
-    let answer = batches::complete(&mut second, batch, Some(&closed)).await.unwrap();
+    let Look::Closed(closed) = batches::look(&**second, batch).await.unwrap() else { panic!("not closed") };
+    let answer = batches::complete(&mut second, batch, Some(&closed), None).await.unwrap();
     assert_eq!(answer, Completion::Completed);
     assert_accounts_balance(&client).await;
 }
@@ -128,10 +128,12 @@ async fn a_flush_and_an_abort_do_not_wait_for_each_other() {
     // What its holder has is still taken until the batch has ended, and refused afterwards.
     assert_eq!(write(&worker, success(&block, [2], None)).await, written(1));
     let mut completer = session(&db).await;
-    assert_eq!(batches::look(&completer, batch).await.unwrap(), Look::Nothing, "a block is in hand");
+    assert_eq!(batches::look(&**completer, batch).await.unwrap(), Look::Nothing, "a block is in hand");
     assert_eq!(write(&worker, success(&block, [3], Some(Close::default()))).await, written(1));
-    let Look::Closed(closed) = batches::look(&completer, batch).await.unwrap() else { panic!("not closed") };
-    let answer = batches::complete(&mut completer, batch, Some(&closed)).await.unwrap();
+    let Look::Closed(closed) = batches::look(&**completer, batch).await.unwrap() else {
+        panic!("not closed")
+    };
+    let answer = batches::complete(&mut completer, batch, Some(&closed), None).await.unwrap();
     assert_eq!(answer, Completion::Completed);
     assert_eq!(write(&worker, success(&block, [4], None)).await, Written::NotHeld);
     assert_eq!(progress(&client, batch).await.aborted, 7);

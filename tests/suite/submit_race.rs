@@ -4,7 +4,7 @@ use std::io::{Cursor, Read};
 
 use futures::future::join_all;
 use musterd::flow::input::{Format, Limits};
-use musterd::flow::submit::{MaxFailed, Meter, Order, SubmitError, Submitted, submit};
+use musterd::flow::submit::{Given, MaxFailed, Meter, Order, SubmitError, Submitted, submit};
 use musterd::json::Json;
 use musterd::store::submissions::SubmissionError;
 use tokio::sync::Barrier;
@@ -24,6 +24,7 @@ fn order(key: &str) -> Order {
         row_timeout: None,
         max_failed: MaxFailed::Rows(0),
         on_done: None,
+        on_budget: None,
     }
 }
 
@@ -34,7 +35,8 @@ fn body(first: u32, rows: u32) -> impl Read + Send + 'static {
 
 async fn send(db: &TestDb, key: &str, body: impl Read + Send + 'static) -> Result<Submitted, SubmitError> {
     let mut client = db.client().await;
-    submit(&mut client, &order(key), body, Format::Ndjson, Limits::default(), Meter::default()).await
+    let given = Given { source: body, format: Format::Ndjson, limits: Limits::default(), exported: false };
+    submit(&mut client, &order(key), given, Meter::default()).await
 }
 
 const BATCHES: &str = "SELECT count(*) FROM musterd.batches";

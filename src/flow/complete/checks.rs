@@ -3,13 +3,13 @@
 //! Nothing is awaited between two polls of the jobs: a job that holds a connection and is not polled would keep it
 //! from the one that is waited for.
 
-use super::{CompleteError, Completer};
+use super::{CompleteError, Completer, lane::UploadLane};
 use crate::{
     backoff,
     periodic::describe,
     store::{
         LONGEST_BACKOFF,
-        batches::{self, Completion},
+        batches::{self, Completion, Over},
     },
 };
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 use tokio::{sync::mpsc, time::Instant};
+use tokio_util::sync::CancellationToken;
 
 /// Scopes finished side by side: each takes a connection from the fibers that read rows.
 const SIDE_BY_SIDE: usize = 2;
@@ -52,26 +53,26 @@ type Jobs = FuturesUnordered<BoxFuture<'static, Done>>;
 /// What a job came to.
 enum Done {
     /// Of the scopes asked for, those that are over.
-    Sorted {
-        asked: BTreeSet<i64>,
-        over: Result<Vec<i64>, CompleteError>,
-    },
+    Sorted { asked: BTreeSet<i64>, over: Result<Vec<Over>, CompleteError> },
     Looked {
         id: i64,
         answer: Result<Completion, CompleteError>,
         parent: Option<i64>,
+        /// Whether files were uploaded first, or were to be.
+        upload: bool,
     },
 }
 
 impl CheckLoop {
-    /// Looks at what is asked for until nobody can ask any more and nothing is left to look at.
-    pub async fn run(mut self) {
+    /// Looks at what is asked for until nobody can ask any more and nothing is left to look at, or until `now`: then
+    /// uploads that are under way are given up.
+    pub async fn run(mut self, now: CancellationToken) {
         let mut desk = Desk::default();
         let mut jobs = Jobs::new();
         let mut open = true;
         while open || desk.has_work() {
             desk.start_jobs(&self.completer, &mut jobs);
-            let paused_until = desk.paused_until;
+            let (paused_until, turn) = (desk.paused_until, desk.lane.next_due());
             tokio::select! {
                 asked = self.asked.recv(), if open => match asked {
                     Some(id) => desk.ask(id),
@@ -79,17 +80,24 @@ impl CheckLoop {
                 },
                 Some(done) = jobs.next() => desk.note(done),
                 () = tokio::time::sleep_until(paused_until), if desk.is_waiting() => {}
+                () = tokio::time::sleep_until(turn.unwrap_or(paused_until)), if turn.is_some() => {}
+                () = now.cancelled(), if !open => break,
                 // The pause ended just now.
                 else => {}
             }
             while let Ok(id) = self.asked.try_recv() {
                 desk.ask(id);
             }
+            if !open {
+                desk.abandon_resting();
+            }
             if !open && desk.failures > LAST_TRIES {
                 tracing::warn!(left = desk.pending.len(), "scopes are left to the sweep of another worker");
-                return;
+                break;
             }
         }
+        drop(jobs);
+        self.completer.settle().await;
     }
 }
 
@@ -103,6 +111,8 @@ struct Desk {
     ready: BTreeSet<i64>,
     /// By scope being finished: whether it was asked for again meanwhile.
     under_way: HashMap<i64, bool>,
+    /// Of those, the ones that have files to upload.
+    lane: UploadLane,
     failures: u32,
     paused_until: Instant,
 }
@@ -114,6 +124,7 @@ impl Default for Desk {
             sorting: false,
             ready: BTreeSet::new(),
             under_way: HashMap::new(),
+            lane: UploadLane::default(),
             failures: 0,
             paused_until: Instant::now(),
         }
@@ -140,11 +151,14 @@ impl Desk {
             self.sorting = true;
             jobs.push(sort(completer.clone(), std::mem::take(&mut self.pending)).boxed());
         }
-        while self.under_way.len() < SIDE_BY_SIDE
+        while let Some(id) = self.lane.next() {
+            jobs.push(look(completer.clone(), id, true).boxed());
+        }
+        while self.looks() < SIDE_BY_SIDE
             && let Some(id) = self.ready.pop_first()
         {
             self.under_way.insert(id, false);
-            jobs.push(look(completer.clone(), id).boxed());
+            jobs.push(look(completer.clone(), id, false).boxed());
         }
     }
 
@@ -154,9 +168,10 @@ impl Desk {
                 self.sorting = false;
                 self.failures = 0;
                 // One that is being finished just now has its own word about being asked for again.
-                for id in over {
+                for Over { id, outputs } in over {
                     match self.under_way.get_mut(&id) {
                         Some(again) => *again = true,
+                        None if outputs => self.enter_lane(id),
                         None => _ = self.ready.insert(id),
                     }
                 }
@@ -169,7 +184,14 @@ impl Desk {
                 self.pending.extend(asked);
                 self.pause();
             }
-            Done::Looked { id, answer, parent } => {
+            Done::Looked { id, answer, parent, upload } => {
+                match &answer {
+                    // It rests in the lane, which has told why.
+                    Err(CompleteError::Outputs { source, .. }) => return self.lane.failed(id, source),
+                    Ok(Completion::NeedsUpload) => return self.enter_lane(id),
+                    _ if upload => self.lane.uploaded(id),
+                    _ => {}
+                }
                 report(id, &answer);
                 let again = self.under_way.remove(&id) == Some(true);
                 let failed = matches!(answer, Err(CompleteError::Connect(_) | CompleteError::Query { .. }));
@@ -184,6 +206,27 @@ impl Desk {
                 }
             }
         }
+    }
+
+    fn enter_lane(&mut self, id: i64) {
+        self.under_way.entry(id).or_insert(false);
+        self.lane.enter(id);
+    }
+
+    /// Scopes being finished that have nothing to upload.
+    fn looks(&self) -> usize {
+        self.under_way.len() - self.lane.len()
+    }
+
+    fn abandon_resting(&mut self) {
+        let resting = self.lane.abandon_resting();
+        if !resting.is_empty() {
+            tracing::warn!(
+                batches = resting.len(),
+                "outputs could not be uploaded; another worker's sweep will try"
+            );
+        }
+        self.under_way.retain(|id, _| !resting.contains(id));
     }
 
     fn pause(&mut self) {
@@ -220,13 +263,16 @@ async fn sort(completer: Completer, asked: BTreeSet<i64>) -> Done {
 }
 
 /// Finishes one scope; the next to look at is then its parent.
-async fn look(completer: Completer, id: i64) -> Done {
-    let answer = completer.complete(id).await;
+async fn look(completer: Completer, id: i64, upload: bool) -> Done {
+    let answer = match upload {
+        true => completer.complete_with_outputs(id).await,
+        false => completer.complete(id).await,
+    };
     let parent = match answer {
         Ok(Completion::Completed) => completer.parent_of(id).await,
         _ => None,
     };
-    Done::Looked { id, answer, parent }
+    Done::Looked { id, answer, parent, upload }
 }
 
 fn report(id: i64, answer: &Result<Completion, CompleteError>) {

@@ -21,20 +21,20 @@ stored AS (
            g.outputs
       FROM given g
         ON CONFLICT DO NOTHING
-    RETURNING batch_id, line, state),
+    RETURNING batch_id, line, state, outputs IS NOT NULL AS outputs),
 matched AS (
-    SELECT pg_catalog.max(u.slot) AS slot, pg_catalog.max(u.state) AS state
-      FROM (SELECT g.batch_id, g.line, g.slot, NULL::musterd.state AS state FROM given g
+    SELECT pg_catalog.max(u.slot) AS slot, pg_catalog.max(u.state) AS state, pg_catalog.bool_or(u.outputs) AS outputs
+      FROM (SELECT g.batch_id, g.line, g.slot, NULL::musterd.state AS state, NULL::bool AS outputs FROM given g
             UNION ALL
-            SELECT s.batch_id, s.line, NULL, s.state FROM stored s) u
+            SELECT s.batch_id, s.line, NULL, s.state, s.outputs FROM stored s) u
      GROUP BY u.batch_id, u.line),
 counted AS (
     SELECT m.slot, pg_catalog.count(*) FILTER (WHERE m.state = 'succeeded') AS succeeded,
-           pg_catalog.count(*) FILTER (WHERE m.state = 'failed') AS failed
+           pg_catalog.count(*) FILTER (WHERE m.state = 'failed') AS failed, pg_catalog.bool_or(m.outputs) AS outputs
       FROM matched m
      GROUP BY m.slot)
-INSERT INTO musterd.tallies (batch_id, token, succeeded, failed)
-SELECT h.batch_id, h.token, COALESCE(c.succeeded, 0), COALESCE(c.failed, 0)
+INSERT INTO musterd.tallies (batch_id, token, succeeded, failed, outputs)
+SELECT h.batch_id, h.token, COALESCE(c.succeeded, 0), COALESCE(c.failed, 0), COALESCE(c.outputs, false)
   FROM held h
   LEFT JOIN counted c ON c.slot = h.slot
 RETURNING token, succeeded, failed

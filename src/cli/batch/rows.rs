@@ -1,0 +1,105 @@
+//! `musterd batch rows`: the rows of a batch from a line on, all or those in one state.
+
+use super::open;
+use crate::cli::{Exit, Global, screen};
+use anyhow::Result;
+use clap::Args;
+use comfy_table::Cell;
+use musterd::{
+    config::Config,
+    store::listing::{self, RowView, Which},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  musterd batch rows 17 --failed
+  musterd batch rows 17 --from 100000 --limit 100
+  musterd batch rows 17 --state running --json";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(in crate::cli) struct Rows {
+    /// The batch's id.
+    id: i64,
+    /// Only rows in this state.
+    #[arg(long, value_name = "STATE", value_parser = ["queued", "running", "succeeded", "failed", "aborted"], group = "which")]
+    state: Option<String>,
+    /// Only rows that failed.
+    #[arg(long, group = "which")]
+    failed: bool,
+    /// Only rows that succeeded.
+    #[arg(long, group = "which")]
+    succeeded: bool,
+    /// Only rows that wait.
+    #[arg(long, group = "which")]
+    queued: bool,
+    /// The first line to show.
+    #[arg(long, value_name = "LINE", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..))]
+    from: i32,
+    /// How many.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    limit: i64,
+}
+
+/// What of a payload fits in a table.
+const SHOWN: usize = 60;
+
+impl Rows {
+    pub(super) async fn execute(self, global: &Global, config: &Config) -> Result<Exit> {
+        let (client, _) = open(global, config, self.id).await?;
+        let found = listing::rows(&client, self.id, self.which(), self.from, self.limit).await?;
+        client.close().await;
+        let next = found.last().filter(|_| found.len() as i64 == self.limit).map(|last| last.line + 1);
+        if global.json {
+            screen::json(&serde_json::json!({ "batch": self.id, "rows": found, "next_from": next }))?;
+            return Ok(Exit::Done);
+        }
+        print(&found)?;
+        if let Some(next) = next {
+            screen::line(&format!("more: --from {next}"))?;
+        }
+        Ok(Exit::Done)
+    }
+
+    fn which(&self) -> Which {
+        match self.state.as_deref() {
+            Some("queued") => Which::Queued,
+            Some("running") => Which::Running,
+            Some("succeeded") => Which::Succeeded,
+            Some("failed") => Which::Failed,
+            Some(_) => Which::Aborted,
+            None if self.failed => Which::Failed,
+            None if self.succeeded => Which::Succeeded,
+            None if self.queued => Which::Queued,
+            None => Which::All,
+        }
+    }
+}
+
+fn print(rows: &[RowView]) -> Result<()> {
+    let mut table = screen::table(["line", "state", "attempt", "error", "input", "result"]);
+    for row in rows {
+        let mood = match row.state.as_str() {
+            "succeeded" => screen::Mood::Good,
+            "failed" | "aborted" => screen::Mood::Bad,
+            _ => screen::Mood::Plain,
+        };
+        table.add_row([
+            Cell::new(row.line),
+            screen::word(&row.state, mood),
+            Cell::new(row.attempt.map(|attempt| attempt.to_string()).unwrap_or_default()),
+            // Whole: it is what people came for. On one line, so that a row is one.
+            Cell::new(row.error.as_deref().unwrap_or_default().replace(['\n', '\r', '\t'], " ")),
+            Cell::new(cut(row.input.text())),
+            Cell::new(cut(row.result.as_ref().map_or("", |result| result.text()))),
+        ]);
+    }
+    screen::print(&table)
+}
+
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,84 @@
+//! `musterd batch show`.
+
+use super::open;
+use crate::cli::{Exit, Global, screen};
+use anyhow::Result;
+use clap::Args;
+use comfy_table::Cell;
+use indicatif::HumanBytes;
+use musterd::{config::Config, json::Json, store::batches::Progress};
+
+const EXAMPLES: &str = "\
+Examples:
+  musterd batch show 17
+  musterd batch show 17 --json";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(in crate::cli) struct Show {
+    /// The batch's id.
+    id: i64,
+}
+
+impl Show {
+    pub(super) async fn execute(self, global: &Global, config: &Config) -> Result<Exit> {
+        let (client, progress) = open(global, config, self.id).await?;
+        client.close().await;
+        summary(global, &progress)?;
+        Ok(Exit::Done)
+    }
+}
+
+/// A batch with its numbers, and where its files are.
+pub(in crate::cli) fn summary(global: &Global, progress: &Progress) -> Result<()> {
+    if global.json {
+        return screen::json(progress);
+    }
+    let mut table = screen::table(HEADER);
+    table.add_row(cells(progress));
+    screen::print(&table)?;
+    if let Some(outputs) = &progress.outputs {
+        screen::line(&format!("outputs: {}", describe(outputs)))?;
+    }
+    Ok(())
+}
+
+pub(super) const HEADER: [&str; 10] =
+    ["batch", "state", "command", "queue", "rows", "queued", "running", "succeeded", "failed", "aborted"];
+
+pub(super) fn cells(progress: &Progress) -> [Cell; 10] {
+    let count = |number: i32| Cell::new(screen::grouped(number));
+    let state = state(progress);
+    let mood = match state {
+        "succeeded" => screen::Mood::Good,
+        "failed" | "aborted" => screen::Mood::Bad,
+        "held" | "aborting" => screen::Mood::Doubtful,
+        _ => screen::Mood::Plain,
+    };
+    [
+        Cell::new(progress.id),
+        screen::word(state, mood),
+        Cell::new(&progress.command),
+        Cell::new(&progress.queue),
+        count(progress.rows),
+        count(progress.queued),
+        count(progress.running),
+        count(progress.succeeded),
+        count(progress.failed),
+        count(progress.aborted),
+    ]
+}
+
+/// The state in one word: a batch on its way to `aborted` is `aborting`.
+pub(super) fn state(progress: &Progress) -> &str {
+    if progress.aborting && !progress.is_over() { "aborting" } else { &progress.state }
+}
+
+fn describe(outputs: &Json) -> String {
+    let outputs: serde_json::Value = serde_json::from_str(outputs.text()).unwrap_or_default();
+    let number = |key: &str| outputs[key].as_u64().unwrap_or_default();
+    let files = number("file_count");
+    let plural = if files == 1 { "" } else { "s" };
+    let location = outputs["location"].as_str().unwrap_or_default();
+    format!("{files} file{plural}, {}, listed in {location}", HumanBytes(number("bytes")))
+}

@@ -1,0 +1,132 @@
+//! A file of rows, as `submit` and `batch append` take it.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use musterd::flow::{
+    input::{CsvOptions, Format, check},
+    submit::Meter,
+};
+use std::{
+    fs::File,
+    io::{Chain, Cursor, Read},
+    path::PathBuf,
+    time::Duration,
+};
+
+#[derive(Debug, Args)]
+pub(super) struct InputFile {
+    /// The file to read; - for standard input.
+    file: PathBuf,
+    /// csv, ndjson or json; by the file's name or its first bytes when left out.
+    #[arg(long, value_name = "FORMAT", value_parser = ["csv", "ndjson", "json"])]
+    format: Option<String>,
+    /// CSV: what stands between two fields.
+    #[arg(long, value_name = "CHAR", default_value = ",", value_parser = character)]
+    delimiter: char,
+    /// CSV: what stands around a field.
+    #[arg(long, value_name = "CHAR", default_value = "\"", value_parser = character)]
+    quote: char,
+    /// The file was written by `batch export`: take the inputs, leave _line, _state, _attempt, _error and _result out.
+    #[arg(long)]
+    pub(super) exported: bool,
+}
+
+fn character(text: &str) -> Result<char, String> {
+    let text = if text == "\\t" { "\t" } else { text };
+    let mut characters = text.chars();
+    match (characters.next(), characters.next()) {
+        (Some(one), None) => Ok(one),
+        _ => Err("must be one character (\\t for a tab)".into()),
+    }
+}
+
+/// The bytes looked at to tell the format, then the rest.
+pub(super) type Source = Chain<Cursor<Vec<u8>>, Box<dyn Read + Send>>;
+
+/// A file that was opened, and what is known of it.
+pub(super) struct Opened {
+    pub(super) source: Source,
+    pub(super) format: Format,
+    pub(super) size: Option<u64>,
+}
+
+impl InputFile {
+    /// What to call it.
+    pub(super) fn shown(&self) -> String {
+        if self.file.as_os_str() == "-" { "standard input".into() } else { self.file.display().to_string() }
+    }
+
+    pub(super) fn open(&self) -> Result<Opened> {
+        let (mut inner, size): (Box<dyn Read + Send>, _) = if self.file.as_os_str() == "-" {
+            (Box::new(std::io::stdin()), None)
+        } else {
+            let file = File::open(&self.file).with_context(|| format!("cannot open {}", self.shown()))?;
+            let size = file.metadata().ok().map(|metadata| metadata.len());
+            (Box::new(file), size)
+        };
+        let mut head = Vec::new();
+        Read::by_ref(&mut inner)
+            .take(4096)
+            .read_to_end(&mut head)
+            .with_context(|| format!("cannot read {}", self.shown()))?;
+        let format = self.format_of(&head)?;
+        Ok(Opened { source: Cursor::new(head).chain(inner), format, size })
+    }
+
+    fn format_of(&self, head: &[u8]) -> Result<Format> {
+        let csv = CsvOptions::new(self.delimiter, self.quote)?;
+        let extension = self.file.extension().and_then(|extension| extension.to_str());
+        let guessed = || Format::guess(extension, head);
+        Ok(match self.format.as_deref() {
+            Some("csv") => Format::Csv(csv),
+            Some("ndjson") => Format::Ndjson,
+            Some("json") => Format::JsonArray,
+            _ => match guessed() {
+                Some(Format::Csv(_)) => Format::Csv(csv),
+                Some(format) => format,
+                // A first line that is JSON all by itself: `seq 10` is.
+                None if first_line_is_json(head) => Format::Ndjson,
+                None => bail!("cannot tell the format of {}: say --format csv, ndjson or json", self.shown()),
+            },
+        })
+    }
+}
+
+fn first_line_is_json(head: &[u8]) -> bool {
+    let line = head.split(|byte| *byte == b'\n').find(|line| !line.trim_ascii().is_empty());
+    line.and_then(|line| std::str::from_utf8(line).ok()).is_some_and(|line| check(line.trim()).is_ok())
+}
+
+/// Shows how far `work` is until it is done: a bar on stderr, and only on a terminal.
+pub(super) async fn with_bar<T>(work: impl Future<Output = T>, meter: &Meter, size: Option<u64>) -> T {
+    let bar = bar_for(size);
+    let mut work = std::pin::pin!(work);
+    let mut clock = tokio::time::interval(Duration::from_millis(100));
+    loop {
+        tokio::select! {
+            done = &mut work => {
+                bar.finish_and_clear();
+                return done;
+            }
+            _ = clock.tick() => {
+                bar.set_position(meter.bytes());
+                bar.set_message(format!("{} rows", HumanCount(meter.rows())));
+            }
+        }
+    }
+}
+
+fn bar_for(size: Option<u64>) -> ProgressBar {
+    let (bar, template) = match size {
+        Some(size) => (
+            ProgressBar::new(size),
+            "submitting {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {msg}",
+        ),
+        None => (ProgressBar::new_spinner(), "submitting {spinner} {bytes} {binary_bytes_per_sec} {msg}"),
+    };
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,65 @@
+//! A row as `batch export` wrote it, taken back to the input it came from.
+
+use crate::flow::input::{Format, check};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+
+/// What an export adds to an input's own fields.
+pub const ADDED: [&str; 5] = ["_line", "_state", "_attempt", "_error", "_result"];
+/// The whole input, where it is no object of plain fields.
+pub const WHOLE: &str = "_input";
+
+/// The input of a row, without what the export added. In CSV the whole input is JSON inside a field, and empty in the
+/// rows that do without.
+pub(super) fn input_of(row: &[u8], format: Format) -> Result<Vec<u8>, String> {
+    let mut fields: BTreeMap<String, Box<RawValue>> =
+        serde_json::from_slice(row).map_err(|_| "it is no object".to_owned())?;
+    if !fields.contains_key("_line") {
+        return Err("it has no field _line".into());
+    }
+    let whole = fields.remove(WHOLE).map(|whole| match format {
+        Format::Csv(_) => serde_json::from_str::<String>(whole.get()).unwrap_or_default(),
+        Format::Ndjson | Format::JsonArray => whole.get().to_owned(),
+    });
+    if let Some(whole) = whole.filter(|whole| !whole.is_empty()) {
+        return match check(&whole) {
+            Ok(_) => Ok(whole.into_bytes()),
+            Err(refusal) => Err(format!("its {WHOLE} cannot be stored: {refusal:?}")),
+        };
+    }
+    ADDED.iter().for_each(|name| drop(fields.remove(*name)));
+    serde_json::to_vec(&fields).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CSV: &str = "csv";
+    const NDJSON: &str = "ndjson";
+
+    fn input(format: &str, row: &str) -> Result<String, String> {
+        let format = Format::guess(Some(format), b"").unwrap();
+        input_of(row.as_bytes(), format).map(|input| String::from_utf8(input).unwrap())
+    }
+
+    #[test]
+    fn what_the_export_added_goes_and_the_rest_stays_exact() {
+        let row = r#"{"name":"Ann","_line":"3","_state":"failed","_attempt":"2","_error":"x","_result":""}"#;
+        assert_eq!(input(CSV, row).unwrap(), r#"{"name":"Ann"}"#);
+        let row =
+            r#"{"_line":3,"_state":"failed","_attempt":2,"_error":null,"_result":null,"_input":[1e2,0.10]}"#;
+        assert_eq!(input(NDJSON, row).unwrap(), "[1e2,0.10]");
+        assert_eq!(input(NDJSON, r#"{"_line":3,"_input":"word"}"#).unwrap(), r#""word""#);
+        let row = r#"{"a":"","_line":"3","_input":"12345678901234567890"}"#;
+        assert_eq!(input(CSV, row).unwrap(), "12345678901234567890");
+        assert_eq!(input(CSV, r#"{"a":"b","_line":"3","_input":""}"#).unwrap(), r#"{"a":"b"}"#);
+    }
+
+    #[test]
+    fn what_is_no_export_is_refused() {
+        assert!(input(CSV, r#"{"name":"Ann"}"#).unwrap_err().contains("_line"));
+        assert!(input(NDJSON, "[1]").unwrap_err().contains("no object"));
+        assert!(input(CSV, r#"{"_line":"1","_input":"{broken"}"#).unwrap_err().contains("_input"));
+    }
+}
