@@ -4,6 +4,7 @@
 mod suite {
     mod support;
 
+    mod batch_cli;
     mod cli_config;
     mod cli_doctor;
     mod cli_migrate;
@@ -17,6 +18,7 @@ mod suite {
     mod memory;
     mod migrate;
     mod objects;
+    mod outputs;
     mod process;
     mod replicas;
     mod schedules;

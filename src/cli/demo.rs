@@ -20,7 +20,6 @@ use std::{
 };
 
 const COMMAND: &str = "demo";
-const ROWS: u32 = 100_000;
 const OUTPUT: &str = "people.ndjson";
 
 /// The handler of the demo, and for a throw-away server a place for its output that is not thrown away.
@@ -52,12 +51,13 @@ fn tempfile_in(dir: &Path) -> std::io::Result<()> {
 }
 
 /// Runs the demonstration against the worker of this process.
-pub(super) async fn run(global: &Global, config: &Config, dir: &Path) -> Result<Exit> {
+pub(super) async fn run(global: &Global, config: &Config, dir: &Path, rows: u32) -> Result<Exit> {
+    let rate = |took: Duration| HumanCount((f64::from(rows) / took.as_secs_f64().max(1e-3)) as u64);
     let say = |text: String| if global.json { Ok(()) } else { screen::line(&text) };
     let path = dir.join("demo.csv");
-    let bytes = generate(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let bytes = generate(&path, rows).with_context(|| format!("cannot write {}", path.display()))?;
     say(String::new())?;
-    say(format!("generated   a CSV file of {} rows, {}", HumanCount(ROWS.into()), HumanBytes(bytes)))?;
+    say(format!("generated   a CSV file of {} rows, {}", HumanCount(rows.into()), HumanBytes(bytes)))?;
 
     let mut client = global.connect(&config.database).await?;
     let began = Instant::now();
@@ -81,16 +81,12 @@ pub(super) async fn run(global: &Global, config: &Config, dir: &Path) -> Result<
     Ok(if progress.state == "succeeded" { Exit::Done } else { Exit::Failed })
 }
 
-fn rate(took: Duration) -> HumanCount {
-    HumanCount((f64::from(ROWS) / took.as_secs_f64().max(1e-3)) as u64)
-}
-
-fn generate(path: &Path) -> std::io::Result<u64> {
+fn generate(path: &Path, rows: u32) -> std::io::Result<u64> {
     const NAMES: [&str; 6] = ["Ada", "Grace", "Edsger", "Barbara", "Donald", "Frances"];
     const CITIES: [&str; 4] = ["Oslo", "Lagos", "Lima", "Osaka"];
     let mut out = BufWriter::new(File::create(path)?);
     writeln!(out, "id,name,city,amount")?;
-    for id in 1..=ROWS as usize {
+    for id in 1..=rows as usize {
         let (name, city) = (NAMES[id % NAMES.len()], CITIES[id % CITIES.len()]);
         writeln!(out, "{id},{name},{city},{}.{:02}", id % 1000, id % 100)?;
     }

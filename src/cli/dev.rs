@@ -36,6 +36,9 @@ pub(super) struct Dev {
     /// Run a demonstration, show its outcome, and end.
     #[arg(long)]
     demo: bool,
+    /// How many rows the demonstration has.
+    #[arg(long, value_name = "N", hide = true, default_value_t = 100_000, requires = "demo")]
+    demo_rows: u32,
 }
 
 /// What the private PostgreSQL means for the configuration.
@@ -111,7 +114,7 @@ impl Dev {
         self.greet(global, server, &applied, daemon.address())?;
         let demo = async {
             match self.demo {
-                true => demo::run(global, &config, server.dir()).await,
+                true => demo::run(global, &config, server.dir(), self.demo_rows).await,
                 false => Ok(until(stop).await),
             }
         };

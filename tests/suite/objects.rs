@@ -2,7 +2,7 @@
 
 mod faults;
 mod memory;
-mod server;
+pub(crate) mod server;
 mod source;
 
 use std::path::PathBuf;

@@ -19,24 +19,24 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::{self, pki_types::PrivateKeyDer};
 
-pub(super) const BUCKET: &str = "outputs";
-pub(super) const SECRET: &str = "canary-secret";
+pub(crate) const BUCKET: &str = "outputs";
+pub(crate) const SECRET: &str = "canary-secret";
 
 /// Stops with the value that holds it.
-pub(super) struct S3Server {
-    pub(super) root: TempDir,
-    pub(super) endpoint: String,
-    pub(super) ca_file: PathBuf,
+pub(crate) struct S3Server {
+    pub(crate) root: TempDir,
+    pub(crate) endpoint: String,
+    pub(crate) ca_file: PathBuf,
     _tasks: JoinSet<()>,
 }
 
 impl S3Server {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::serve(None).await
     }
 
     /// With a certificate that only the authority in `ca_file` vouches for.
-    pub(super) async fn start_tls() -> Self {
+    pub(crate) async fn start_tls() -> Self {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -66,16 +66,16 @@ impl S3Server {
         Self { root, endpoint, ca_file, _tasks: tasks }
     }
 
-    pub(super) fn config(&self) -> Config {
+    pub(crate) fn config(&self) -> Config {
         config(&self.endpoint)
     }
 
-    pub(super) fn store(&self) -> Store {
+    pub(crate) fn store(&self) -> Store {
         open(&self.config())
     }
 
     /// Uploads the server has begun and neither completed nor aborted, and parts it keeps.
-    pub(super) fn unfinished(&self) -> Vec<String> {
+    pub(crate) fn unfinished(&self) -> Vec<String> {
         names(self.root.path()).into_iter().filter(|name| name.starts_with(".upload")).collect()
     }
 }
@@ -94,7 +94,7 @@ impl S3Access for Buckets {
     }
 }
 
-pub(super) fn config(endpoint: &str) -> Config {
+pub(crate) fn config(endpoint: &str) -> Config {
     let s3 = S3Config {
         endpoint: endpoint.into(),
         bucket: BUCKET.into(),
@@ -106,11 +106,11 @@ pub(super) fn config(endpoint: &str) -> Config {
     Config { store: Kind::S3, s3, ..Config::default() }
 }
 
-pub(super) fn open(config: &Config) -> Store {
+pub(crate) fn open(config: &Config) -> Store {
     Store::open_with(config, |_| None).unwrap()
 }
 
-pub(super) fn names(dir: &Path) -> Vec<String> {
+pub(crate) fn names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
 }
@@ -138,15 +138,15 @@ async fn talk(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, serv
 }
 
 /// Stands before a server and keeps its answers until it is let go.
-pub(super) struct Holder {
-    pub(super) endpoint: String,
+pub(crate) struct Holder {
+    pub(crate) endpoint: String,
     held: Arc<Notify>,
     gate: Arc<Semaphore>,
     _tasks: JoinSet<()>,
 }
 
 impl Holder {
-    pub(super) async fn before(server: &S3Server) -> Self {
+    pub(crate) async fn before(server: &S3Server) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let (held, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
@@ -157,11 +157,11 @@ impl Holder {
     }
 
     /// Waits until the server has answered something, and nobody has heard it.
-    pub(super) async fn holds_an_answer(&self) {
+    pub(crate) async fn holds_an_answer(&self) {
         self.held.notified().await;
     }
 
-    pub(super) fn let_go(&self) {
+    pub(crate) fn let_go(&self) {
         self.gate.close();
     }
 }

@@ -67,6 +67,11 @@ pub(crate) async fn musterd(args: &[&str]) -> Output {
     finish(command(&run::new_dir("musterd"), args)).await
 }
 
+/// The same in a directory that the test looks into afterwards.
+pub(crate) async fn musterd_in(dir: &Path, args: &[&str]) -> Output {
+    finish(command(dir, args)).await
+}
+
 /// `musterd ARGS` at home in `dir`, in an environment that has nothing of the caller's.
 pub(crate) fn command(dir: &Path, args: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_musterd"));

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
-use std::process::{ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,9 +21,15 @@ use super::wait::eventually;
 pub(crate) struct DaemonBuilder {
     config: TestConfig,
     environment: Vec<(String, String)>,
+    shell: Option<String>,
 }
 
 impl DaemonBuilder {
+    /// Has a shell run `script` before it becomes the daemon, for limits and the like.
+    pub(crate) fn shell(self, script: &str) -> Self {
+        Self { shell: Some(script.into()), ..self }
+    }
+
     /// For `RUST_LOG`.
     pub(crate) fn log(self, filter: &str) -> Self {
         self.env("RUST_LOG", filter)
@@ -36,7 +42,10 @@ impl DaemonBuilder {
 
     /// Starts `musterd run`.
     pub(crate) fn start(self) -> Daemon {
-        let mut command = self.config.command(&["run"]);
+        let mut command = match self.shell {
+            None => self.config.command(&["run"]),
+            Some(script) => in_shell(&script, &self.config.command(&["run"])),
+        };
         command.envs(self.environment);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // The leader of a group, so that what it starts can be killed with it.
@@ -47,6 +56,19 @@ impl DaemonBuilder {
         log.follow("err", tether.stderr.take().unwrap());
         Daemon { tether, log, config: self.config }
     }
+}
+
+fn in_shell(script: &str, inner: &Command) -> Command {
+    let mut command = Command::new("sh");
+    command
+        .arg("-c")
+        .arg(format!("{script}; exec \"$@\""))
+        .arg("sh")
+        .arg(inner.get_program())
+        .args(inner.get_args());
+    command.env_clear().envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.current_dir(inner.get_current_dir().unwrap());
+    command
 }
 
 /// A running daemon. Dropping it kills its process group; when the test is failing, its log is shown.
@@ -61,7 +83,7 @@ impl Daemon {
     /// A daemon on `db`, with `toml` beside what [`TestConfig`] fills in.
     pub(crate) fn builder(db: &TestDb, toml: &str) -> DaemonBuilder {
         let environment = vec![("RUST_LOG".into(), "info,musterd=debug".into())];
-        DaemonBuilder { config: TestConfig::new(db, toml), environment }
+        DaemonBuilder { config: TestConfig::new(db, toml), environment, shell: None }
     }
 
     pub(crate) fn config(&self) -> &TestConfig {

@@ -1,0 +1,162 @@
+//! Files in and out: export, correction, submission again; append; the demo.
+
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use super::{json_of, refused, said, stderr, stdout};
+use crate::suite::outputs::ground::{ended, files_below};
+use crate::suite::support::config::{self, TestConfig};
+use crate::suite::support::daemon::Daemon;
+use crate::suite::support::database::TestDb;
+
+const NASTY: [&str; 4] = ["plain", "with \"quotes\", commas", "two\nlines\tü", ""];
+
+/// A batch of objects; of its six lines those in `failed` have failed.
+async fn batch(client: &Client, inputs: &[Value], failed: &[i32]) -> i64 {
+    let rows = Value::from(inputs.to_vec());
+    let submit = "SELECT musterd.submit_batch('noop', $1::jsonb, max_failed => 100)";
+    let id: i64 = client.query_one(submit, &[&rows]).await.unwrap().get(0);
+    let end = "INSERT INTO musterd.results (batch_id, line, state, attempt, result, error)
+        SELECT $1, n, CASE WHEN n = ANY ($3) THEN 'failed' ELSE 'succeeded' END::musterd.state, 3,
+               CASE WHEN n = ANY ($3) THEN NULL ELSE '{\"ok\": true}'::jsonb END,
+               CASE WHEN n = ANY ($3) THEN 'no such \"city\", line ' || n END
+          FROM generate_series(1, $2::int) n";
+    let rows = inputs.len() as i32;
+    client.execute(end, &[&id, &rows, &failed]).await.unwrap();
+    client.execute("UPDATE musterd.batches SET next_line = rows + 1 WHERE id = $1", &[&id]).await.unwrap();
+    let complete = "SELECT musterd.complete_scope($1, 1, $2, $2 - $3, $3)";
+    client.query_one(complete, &[&id, &rows, &(failed.len() as i32)]).await.unwrap();
+    id
+}
+
+async fn inputs(client: &Client, id: i64) -> Vec<Value> {
+    let sql = "SELECT input FROM musterd.rows WHERE batch_id = $1 ORDER BY line";
+    client.query(sql, &[&id]).await.unwrap().iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failed_rows_are_exported_corrected_and_submitted_again() {
+    let db = TestDb::new().await;
+    let (client, config) = (db.client().await, TestConfig::new(&db, ""));
+    let people: Vec<Value> =
+        (0..6).map(|n| json!({ "name": NASTY[n % 4], "city": "Osло", "id": n.to_string() })).collect();
+    let id = batch(&client, &people, &[2, 3, 5]).await.to_string();
+
+    let printed = said(&config, &["batch", "export", &id, "--failed"]).await;
+    assert!(printed.starts_with("id,city,name,_line,_state,_attempt,_error,_result\n"), "{printed}");
+    let done = said(&config, &["batch", "export", &id, "--failed", "-o", "failed.csv"]).await;
+    assert_eq!(done, "failed.csv: 3 rows\n");
+    let file = config.dir().join("failed.csv");
+    let csv = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(csv, printed);
+    assert!(csv.contains("\"no such \"\"city\"\", line 2\""), "{csv}");
+
+    std::fs::write(&file, csv.replace("Osло", "Oslo")).unwrap();
+    let again =
+        json_of(&config, &["submit", "failed.csv", "--exported", "--command", "noop", "--hold"]).await;
+    let corrected = |n: usize| json!({ "name": NASTY[n % 4], "city": "Oslo", "id": n.to_string() });
+    assert_eq!(inputs(&client, again["id"].as_i64().unwrap()).await, [1, 2, 4].map(corrected));
+    // Without the word the columns are fields like any other; with it, a file that is no export is refused.
+    std::fs::write(config.dir().join("people.csv"), "name\nAnn\n").unwrap();
+    let complaint = refused(&config, &["submit", "people.csv", "--exported", "--command", "noop"]).await;
+    assert!(complaint.contains("row 1 is not one of an export: it has no field _line"), "{complaint}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_row_comes_back_exactly_from_ndjson_and_what_is_no_object_from_csv_too() {
+    let db = TestDb::new().await;
+    let (client, config) = (db.client().await, TestConfig::new(&db, ""));
+    let values = [
+        json!({ "a": { "b": [1, null] }, "n": 1 }),
+        json!(5),
+        json!("word"),
+        json!([]),
+        json!({}),
+        json!(null),
+    ];
+    let id = batch(&client, &values, &[2]).await.to_string();
+
+    said(&config, &["batch", "export", &id, "--all", "-o", "all.ndjson"]).await;
+    let text = std::fs::read_to_string(config.dir().join("all.ndjson")).unwrap();
+    let first: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let expected = json!({ "_line": 1, "_state": "succeeded", "_attempt": 3, "_error": null,
+        "_result": { "ok": true }, "_input": values[0] });
+    assert_eq!(first, expected);
+    let again =
+        json_of(&config, &["submit", "all.ndjson", "--exported", "--command", "noop", "--hold"]).await;
+    assert_eq!(inputs(&client, again["id"].as_i64().unwrap()).await, values);
+
+    said(&config, &["batch", "export", &id, "--all", "-o", "all.csv"]).await;
+    let again = json_of(&config, &["submit", "all.csv", "--exported", "--command", "noop", "--hold"]).await;
+    let flat = json!({ "a": "{\"b\": [1, null]}", "n": "1" });
+    let mut expected = values.to_vec();
+    expected[0] = flat;
+    assert_eq!(inputs(&client, again["id"].as_i64().unwrap()).await, expected);
+
+    let taken = batch(&client, &[json!({ "_line": 1 })], &[1]).await.to_string();
+    let complaint = refused(&config, &["batch", "export", &taken, "--failed"]).await;
+    assert!(complaint.contains("--format ndjson"), "{complaint}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_appended_while_held_and_running_and_not_after_the_end() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let daemon = Daemon::builder(&db, "").start();
+    let config = daemon.config();
+    let write = |name: &str, text: &str| std::fs::write(config.dir().join(name), text).unwrap();
+    write("first.csv", "n\n1\n2\n");
+    write("more.ndjson", "{\"n\":\"3\"}\n{\"n\":\"4\"}\n{\"n\":\"5\"}\n");
+    write("bad.ndjson", "{\"n\":\"6\"}\n{broken\n");
+    let held = json_of(config, &["submit", "first.csv", "--command", "noop", "--hold"]).await;
+    let id = held["id"].as_i64().unwrap();
+    let batch = id.to_string();
+    let appended = json_of(config, &["batch", "append", &batch, "more.ndjson"]).await;
+    assert_eq!(appended, json!({ "id": id, "added": 3, "rows": 5 }));
+    let complaint = refused(config, &["batch", "append", &batch, "bad.ndjson"]).await;
+    assert!(complaint.contains("bad.ndjson was not appended") && complaint.contains("line 2"), "{complaint}");
+    assert_eq!(
+        inputs(&client, id).await,
+        [1, 2, 3, 4, 5].map(|n| json!({ "n": n.to_string() })),
+        "all or none"
+    );
+
+    // Running: a batch of a command that nobody runs has started all the same once it is released.
+    let waiting = json_of(config, &["submit", "first.csv", "--command", "nobody"]).await["id"].to_string();
+    assert_eq!(
+        said(config, &["batch", "append", &waiting, "first.csv"]).await,
+        format!("batch {waiting}: 2 rows added, 4 in all\n")
+    );
+
+    said(config, &["batch", "release", &batch]).await;
+    assert_eq!(ended(&client, id).await, "succeeded");
+    assert_eq!(json_of(config, &["batch", "show", &batch]).await["succeeded"], 5);
+    let complaint = refused(config, &["batch", "append", &batch, "more.ndjson"]).await;
+    assert!(complaint.contains("has ended and takes no more rows"), "{complaint}");
+    said(config, &["batch", "abort", &waiting]).await;
+    assert!(
+        refused(config, &["batch", "append", &waiting, "first.csv"]).await.contains("takes no more rows")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_demo_shows_the_whole_walk_and_leaves_its_output() {
+    // Without a configuration and without a terminal, as `make run` in a pipeline.
+    let dir = crate::suite::support::run::new_dir("demo");
+    let output = config::musterd_in(
+        &dir,
+        &["dev", "--ephemeral", "--demo", "--demo-rows", "3000", "--set", "http.listen=127.0.0.1:0"],
+    )
+    .await;
+    let text = stdout(&output);
+    assert!(output.status.success(), "{text}\n{}", stderr(&output));
+    assert!(text.contains("succeeded") && text.contains("rows/s"), "{text}");
+    let after = |word: &str| text.lines().find_map(|line| line.strip_prefix(word)).unwrap().trim().to_owned();
+    let path = after("output").rsplit_once(" (").unwrap().0.to_owned();
+    let content = std::fs::read(&path).unwrap();
+    assert_eq!(content.split(|byte| *byte == b'\n').count(), 3001);
+    assert!(text.contains(&hex::encode(<sha2::Sha256 as sha2::Digest>::digest(&content))));
+    let manifest: Value = serde_json::from_slice(&std::fs::read(after("manifest")).unwrap()).unwrap();
+    assert_eq!(manifest["files"][0]["rows"], 3000);
+    assert_eq!(files_below(&dir.join("outputs")).len(), 2);
+}
