@@ -65,11 +65,12 @@ async fn some_batches(db: &TestDb) -> Vec<i64> {
     // The third: line 1 has ended, 2 is running, 3 waits for another try, 4 was never reached.
     let running = "WITH cursor AS (UPDATE musterd.batches SET next_line = 4 WHERE id = $1),
         result AS (INSERT INTO musterd.results (batch_id, line, state, result) VALUES ($1, 1, 'succeeded', '{\"a\": 1}')),
-        tally AS (INSERT INTO musterd.tallies (batch_id, token, succeeded) VALUES ($1, gen_random_uuid(), 1))
+        tally AS (INSERT INTO musterd.tallies (batch_id, token, succeeded) VALUES ($1, $2::text::uuid, 1))
         INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, attempt, worker, token)
-        VALUES ($1, 1, 2, 'default', 'one', 100, 1, 'somebody', gen_random_uuid()),
+        VALUES ($1, 1, 2, 'default', 'one', 100, 1, 'somebody', $2::text::uuid),
                ($1, 3, 3, 'default', 'one', 100, 2, NULL, NULL)";
-    client.execute(running, &[&ids[2]]).await.unwrap();
+    let token = "6f1e8e6e-6b1f-4d0e-9d55-0d2f6f0f6a11";
+    client.execute(running, &[&ids[2], &token]).await.unwrap();
     ids
 }
 

@@ -105,10 +105,11 @@ impl Abort {
         let until = Instant::now() + PATIENCE;
         loop {
             let progress = find(client, self.id).await?;
-            if progress.is_over() || Instant::now() > until {
+            let hands = steering::hands_on(client, self.id).await?;
+            let nobody_comes = hands.owned && !hands.workers;
+            if progress.is_over() || nobody_comes || Instant::now() > until {
                 return Ok(progress);
             }
-            let hands = steering::hands_on(client, self.id).await?;
             if !hands.owned {
                 self.complete(config, hands.workers).await?;
             }

@@ -24,7 +24,7 @@ async fn batch(client: &Client, inputs: &[Value], failed: &[i32]) -> i64 {
     let rows = inputs.len() as i32;
     client.execute(end, &[&id, &rows, &failed]).await.unwrap();
     client.execute("UPDATE musterd.batches SET next_line = rows + 1 WHERE id = $1", &[&id]).await.unwrap();
-    let complete = "SELECT musterd.complete_scope($1, 1, $2, $2 - $3, $3)";
+    let complete = "SELECT musterd.complete_scope($1, 1, $2::int, $2 - $3::int, $3)";
     client.query_one(complete, &[&id, &rows, &(failed.len() as i32)]).await.unwrap();
     id
 }
@@ -152,7 +152,7 @@ async fn the_demo_shows_the_whole_walk_and_leaves_its_output() {
     assert!(output.status.success(), "{text}\n{}", stderr(&output));
     assert!(text.contains("succeeded") && text.contains("rows/s"), "{text}");
     let after = |word: &str| text.lines().find_map(|line| line.strip_prefix(word)).unwrap().trim().to_owned();
-    let path = after("output").rsplit_once(" (").unwrap().0.to_owned();
+    let path = after("output ").rsplit_once(" (").unwrap().0.to_owned();
     let content = std::fs::read(&path).unwrap();
     assert_eq!(content.split(|byte| *byte == b'\n').count(), 3001);
     assert!(text.contains(&hex::encode(<sha2::Sha256 as sha2::Digest>::digest(&content))));
