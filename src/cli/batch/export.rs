@@ -105,10 +105,7 @@ impl Export {
 
     fn is_csv(&self) -> bool {
         let extension = || self.output.as_deref()?.extension()?.to_str();
-        match self.format.as_deref().or_else(extension) {
-            Some("ndjson" | "jsonl") => false,
-            _ => true,
-        }
+        !matches!(self.format.as_deref().or_else(extension), Some("ndjson" | "jsonl"))
     }
 }
 
