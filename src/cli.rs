@@ -45,6 +45,7 @@ pub(crate) struct Cli {
 
 /// What every command takes.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {
     /// The configuration file (TOML). Without one: the defaults, or a running `musterd dev`.
     #[arg(long, global = true, value_name = "FILE", env = "MUSTERD_CONFIG")]

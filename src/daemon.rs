@@ -72,7 +72,8 @@ pub enum DaemonError {
 /// Runs a worker with the handlers of its configuration until `stop`.
 pub async fn run(config: Config, stop: Stop) -> Result<Ended, DaemonError> {
     let handlers = Registry::from_config(&config)?;
-    match stop.drain.run_until_cancelled(Daemon::prepare(config, handlers)).await {
+    let prepare = Box::pin(Daemon::prepare(config, handlers));
+    match stop.drain.run_until_cancelled(prepare).await {
         Some(daemon) => daemon?.run(stop).await,
         None => {
             tracing::info!("stopped before it had started");

@@ -25,6 +25,7 @@ use musterd::{
 };
 
 #[derive(Debug, Subcommand)]
+#[command(after_help = SHOW_EXAMPLES)]
 pub(super) enum BatchCommand {
     /// List batches, the newest first.
     List(list::List),

@@ -16,6 +16,7 @@ Examples:
   musterd config show --config musterd.toml --json";
 
 #[derive(Debug, Subcommand)]
+#[command(after_help = SHOW_EXAMPLES)]
 pub(super) enum ConfigCommand {
     /// Say everything that is wrong with the configuration; exit code 2 if anything is.
     #[command(after_help = CHECK_EXAMPLES)]

@@ -101,11 +101,11 @@ impl Dev {
         stop: &signal::Stop,
     ) -> Result<Exit> {
         let config = http_port_here(self.load(global, server.url(), server.dir())?).await;
-        let preparing = async {
+        let preparing = Box::pin(async {
             let applied = bring_up_to_date(server.url()).await?;
             let handlers = Registry::from_config(&config)?;
             anyhow::Ok((applied, Daemon::prepare(config.clone(), handlers).await?))
-        };
+        });
         let Some(prepared) = stop.drain.run_until_cancelled(preparing).await else {
             return Ok(Exit::Done);
         };

@@ -17,7 +17,10 @@ pub(super) struct Run {}
 
 impl Run {
     pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
-        let loaded = load(&global.given())?;
+        let mut loaded = load(&global.given())?;
+        if global.json {
+            loaded.config.log.format = telemetry::Format::Json;
+        }
         telemetry::init(&loaded.config.log);
         for warning in &loaded.warnings {
             tracing::warn!(key = warning.key, "{}", warning.message);

@@ -116,7 +116,9 @@ impl OutcomeWriter {
         let written = match self.outlast(&blocks).await {
             Ok(written) => written,
             Err(error) => {
-                tracing::warn!(error = describe(&error), "a row cannot be stored; looking for it");
+                // The first line only: PostgreSQL's DETAIL, on the next, quotes the row.
+                let error = describe(&error);
+                tracing::warn!(error = error.lines().next(), "a row cannot be stored; looking for it");
                 self.write_apart(&blocks).await
             }
         };

@@ -140,7 +140,7 @@ impl Worker {
         answer: impl Fn(&RowCall<'_>) -> BoxFuture<'static, Outcome> + Send + Sync + 'static,
     ) -> Self {
         let config = config(db, toml);
-        let registry = Registry::from_config(&config.handlers);
+        let registry = Registry::from_config(&config).unwrap();
         let registry = registry.with(command, Arc::new(Answering(answer)), handler::Config::default());
         let daemon = Daemon::prepare(config, registry).await.unwrap();
         let stop = Stop::default();

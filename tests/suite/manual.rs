@@ -1,0 +1,147 @@
+//! The manual cannot go stale: what it lists is compared with what the program has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use musterd::config::{Given, SHIPPED, load};
+
+use crate::suite::support::config::{json, musterd, stdout};
+use crate::suite::support::daemon::Daemon;
+use crate::suite::support::database::TestDb;
+use crate::suite::support::wait::eventually;
+
+fn page(name: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name)).unwrap()
+}
+
+/// The rows of a page's tables whose first cell is code, as cells without their backticks.
+fn rows(page: &str) -> Vec<Vec<String>> {
+    let cells = |line: &str| {
+        let cells = line.trim().trim_matches('|').split(" | ");
+        cells.map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
+    };
+    page.lines().filter(|line| line.starts_with("| `")).map(cells).collect()
+}
+
+/// The keys that the shipped file has only as a comment.
+fn optional_keys() -> BTreeSet<String> {
+    let mut section = String::new();
+    let mut found = BTreeSet::new();
+    for line in SHIPPED.lines() {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_end_matches(']').to_owned();
+        }
+        let key = line.strip_prefix("# ").and_then(|line| line.split_once(" = ")).map(|(key, _)| key);
+        if let Some(key) =
+            key.filter(|key| key.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit()))
+        {
+            found.insert(format!("{section}.{key}"));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn every_key_is_in_the_configuration_reference_with_its_default() {
+    let documented: BTreeMap<String, Vec<String>> = rows(&page("configuration.md"))
+        .into_iter()
+        .filter(|cells| cells.len() == 5)
+        .map(|cells| (cells[0].clone(), cells))
+        .collect();
+    let shown = json(&musterd(&["config", "show", "--json"]).await);
+    for key in shown["sources"].as_object().unwrap().keys() {
+        let pointer = format!("/{}", key.replace('.', "/"));
+        let default = match shown["config"].pointer(&pointer).unwrap() {
+            serde_json::Value::String(text) if text.is_empty() => "empty".to_owned(),
+            serde_json::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        // A key that several handlers have is described once.
+        let once = |key: &String| key.starts_with("handlers.") && key.ends_with(".kind");
+        if once(key) && !documented.contains_key(key) {
+            continue;
+        }
+        let cells = documented.get(key).unwrap_or_else(|| panic!("{key} is not in docs/configuration.md"));
+        assert_eq!(cells[2], default, "the default of {key}");
+    }
+    for key in optional_keys() {
+        assert_eq!(documented.get(&key).map(|cells| cells[2].as_str()), Some("not set"), "{key}");
+    }
+    for (key, cells) in &documented {
+        assert_eq!(cells[4], format!("MUSTERD__{}", key.to_uppercase().replace('.', "__")));
+        let given = Given { flags: vec![format!("{key}=?")], env: Some(Vec::new()), ..Given::default() };
+        let unknown = load(&given).is_err_and(|error| error.to_string().contains("no such key"));
+        assert!(!unknown, "docs/configuration.md has {key}, the program does not");
+    }
+}
+
+/// The words that `--help` lists in a section, such as `Commands:`.
+fn listed(help: &str, section: &str) -> Vec<String> {
+    let lines = help.lines().skip_while(|line| *line != section).skip(1);
+    lines
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn long_options(help: &str) -> BTreeSet<String> {
+    let words =
+        help.lines().filter(|line| line.trim_start().starts_with('-')).flat_map(str::split_whitespace);
+    words.filter(|word| word.starts_with("--")).map(|word| word.trim_end_matches(',').to_owned()).collect()
+}
+
+#[tokio::test]
+async fn every_command_and_option_is_in_the_command_line_reference() {
+    let page = page("cli.md");
+    let mut todo = vec![Vec::<String>::new()];
+    let mut seen = 0;
+    while let Some(path) = todo.pop() {
+        let mut args: Vec<&str> = path.iter().map(String::as_str).collect();
+        args.push("--help");
+        let help = stdout(&musterd(&args).await);
+        let command = format!("musterd {}", path.join(" "));
+        assert!(
+            path.is_empty() || page.contains(&format!("`{command}")),
+            "`{command}` is not in docs/cli.md"
+        );
+        assert!(help.contains("Examples:"), "`{command} --help` has no example");
+        for option in long_options(&help) {
+            assert!(page.contains(&format!("`{option}")), "{option} of `{command}` is not in docs/cli.md");
+        }
+        for name in listed(&help, "Commands:") {
+            todo.push(path.iter().cloned().chain([name]).collect());
+        }
+        seen += 1;
+    }
+    assert!(seen > 7, "{seen} commands");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_metric_is_in_the_table_and_every_line_of_it_exists() {
+    let db = TestDb::new().await;
+    let daemon = Daemon::builder(&db, "").start();
+    daemon.wait_ready().await;
+    // Counts with labels appear with their first one.
+    let submit = "SELECT musterd.submit_batch(command => 'noop', rows => ARRAY['1'::jsonb])";
+    db.client().await.execute(submit, &[]).await.unwrap();
+    let scrape = eventually(Duration::from_secs(30), "a row is counted", async || {
+        let (_, text) = daemon.get("/metrics").await.unwrap();
+        text.contains("musterd_rows_total").then_some(text)
+    })
+    .await;
+    let types = scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let exposed: BTreeSet<(String, String)> = types
+        .map(|(name, kind)| match kind {
+            "counter" => (format!("{name}_total"), kind.to_owned()),
+            _ => (name.to_owned(), kind.to_owned()),
+        })
+        .collect();
+    let documented: BTreeSet<(String, String)> = rows(&page("metrics.md"))
+        .into_iter()
+        .filter(|cells| cells.len() >= 3 && cells[0].starts_with("musterd_"))
+        .map(|cells| (cells[0].clone(), cells[1].clone()))
+        .collect();
+    assert_eq!(exposed, documented, "/metrics and docs/metrics.md");
+}
