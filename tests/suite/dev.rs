@@ -31,7 +31,7 @@ impl Home {
 
     fn start(&self, more: &[&str]) -> Dev {
         let dir = self.dir();
-        let mut args = vec!["dev", "--dir", dir.to_str().unwrap(), "--set", "http.listen=127.0.0.1:0"];
+        let mut args = vec!["dev", "--dir", dir.to_str().unwrap()];
         args.extend(more);
         Dev { process: Process::start(command(&self.0, &args)), dir }
     }
@@ -143,8 +143,12 @@ async fn after_sigkill_the_server_goes_and_the_next_start_has_the_data() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ephemeral_one_leaves_nothing() {
     let home = Home::new();
+    // Whoever has the usual port, we or another: then it takes a free one.
+    let _usual = std::net::TcpListener::bind("127.0.0.1:9464");
     let dev = home.start(&["--ephemeral"]);
     let url = dev.url().await;
+    let health = dev.process.out.wait_for(SOON, |line| line.starts_with("health ")).await;
+    assert!(health.contains("http://127.0.0.1:") && !health.contains(":9464/"), "{health}");
     let done = home.musterd(&["migrate"]).await;
     assert!(stdout(&done).starts_with("nothing to do"), "{url}: {done:?}");
     dev.process.signal(Signal::INT);
