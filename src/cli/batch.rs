@@ -24,8 +24,14 @@ use musterd::{
     },
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  musterd batch list --state running
+  musterd batch show 17
+  musterd batch rows 17 --failed";
+
 #[derive(Debug, Subcommand)]
-#[command(after_help = SHOW_EXAMPLES)]
+#[command(after_help = EXAMPLES)]
 pub(super) enum BatchCommand {
     /// List batches, the newest first.
     List(list::List),

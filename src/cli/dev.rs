@@ -4,11 +4,12 @@ use super::{Exit, Global, demo, screen};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use musterd::{
-    config::{Config, Given, Loaded, load},
-    daemon::Daemon,
+    config::{Given, Loaded, load},
+    daemon::{Daemon, DaemonError},
     embedded::{self, EmbeddedPostgres, Options},
     handler::Registry,
-    http, signal,
+    http::HttpError,
+    signal,
     store::{connect::Target, migrate},
     telemetry,
 };
@@ -100,11 +101,11 @@ impl Dev {
         server: &mut EmbeddedPostgres,
         stop: &signal::Stop,
     ) -> Result<Exit> {
-        let config = http_port_here(self.load(global, server.url(), server.dir())?).await;
+        let loaded = self.load(global, server.url(), server.dir())?;
+        let config = loaded.config.clone();
         let preparing = Box::pin(async {
             let applied = bring_up_to_date(server.url()).await?;
-            let handlers = Registry::from_config(&config)?;
-            anyhow::Ok((applied, Daemon::prepare(config.clone(), handlers).await?))
+            anyhow::Ok((applied, prepare(loaded).await?))
         });
         let Some(prepared) = stop.drain.run_until_cancelled(preparing).await else {
             return Ok(Exit::Done);
@@ -153,14 +154,18 @@ impl Dev {
     }
 }
 
-/// The usual port; another one when it is taken and nobody asked for it in particular.
-async fn http_port_here(loaded: Loaded) -> Config {
+/// A worker on the usual port; on another one when that is taken and nobody asked for it in particular.
+async fn prepare(loaded: Loaded) -> Result<Daemon> {
     let asked = loaded.values.iter().any(|value| value.key == "http.listen" && value.source != "default");
     let mut config = loaded.config;
-    if !asked && http::bind(&config.http).await.is_err() {
-        config.http.listen.set_port(0);
+    let handlers = Registry::from_config(&config)?;
+    match Daemon::prepare(config.clone(), handlers.clone()).await {
+        Err(DaemonError::Http(HttpError::Bind { .. })) if !asked => {
+            config.http.listen.set_port(0);
+            Ok(Daemon::prepare(config, handlers).await?)
+        }
+        prepared => Ok(prepared?),
     }
-    config
 }
 
 async fn until(stop: &signal::Stop) -> Exit {
