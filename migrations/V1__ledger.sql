@@ -90,7 +90,7 @@ CREATE INDEX tasks_open_children ON musterd.tasks (parent_id, priority, id)
     WHERE parent_id IS NOT NULL AND state IN ('held', 'scheduled', 'queued', 'running', 'waiting');
 CREATE INDEX tasks_due ON musterd.tasks (queue, priority, id) WHERE state = 'queued';
 CREATE INDEX tasks_scheduled ON musterd.tasks (queue, run_at) WHERE state = 'scheduled';
-CREATE INDEX tasks_waiting ON musterd.tasks (queue, priority, id) WHERE state = 'waiting';
+CREATE INDEX tasks_waiting ON musterd.tasks (priority, id) WHERE state = 'waiting';
 CREATE INDEX tasks_owned ON musterd.tasks (worker) WHERE worker IS NOT NULL;
 
 CREATE TABLE musterd.task_waits (

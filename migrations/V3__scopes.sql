@@ -6,6 +6,21 @@
 
 -- --------------------------------------------------------------------------------------------------- a task is inserted
 
+CREATE FUNCTION musterd.runs_under(p_id bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_self bigint := NULLIF(current_setting('musterd.task_id', true), '')::bigint;
+BEGIN
+    RETURN v_self IS NOT NULL AND EXISTS (
+        SELECT FROM musterd.tasks t
+         WHERE t.id = v_self AND t.state = 'running' AND p_id IN (t.id, t.parent_id)
+           AND t.token::text = current_setting('musterd.task_token', true));
+END $$;
+COMMENT ON FUNCTION musterd.runs_under(bigint) IS
+    'Internal: whether this transaction is an attempt of the task, or of a child of it. A worker sets musterd.task_id and '
+    'musterd.task_token for it, and commits it only while the token is still the task''s: until then neither can end. So '
+    'nothing needs to be locked for as long as a procedure runs, and an abort need not wait for it.';
+
 CREATE FUNCTION musterd.enforce_no_grandchildren() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -14,9 +29,13 @@ BEGIN
     IF TG_OP = 'UPDATE' THEN
         RAISE EXCEPTION 'task % cannot change its parent', OLD.id USING ERRCODE = 'check_violation';
     END IF;
-    -- The lock keeps the parent from ending until the child is committed; the answer is on the locked row itself.
-    SELECT t.* INTO v_parent FROM musterd.tasks t WHERE t.id = NEW.parent_id FOR SHARE;
-    IF NOT FOUND THEN
+    IF musterd.runs_under(NEW.parent_id) THEN
+        SELECT t.* INTO v_parent FROM musterd.tasks t WHERE t.id = NEW.parent_id;
+    ELSE
+        -- The lock keeps the parent from ending until the child is committed; the answer is on the locked row itself.
+        SELECT t.* INTO v_parent FROM musterd.tasks t WHERE t.id = NEW.parent_id FOR SHARE;
+    END IF;
+    IF v_parent.id IS NULL THEN
         RAISE EXCEPTION 'no task % to be the parent of a % task', NEW.parent_id, NEW.command USING ERRCODE = 'no_data_found';
     ELSIF v_parent.parent_id IS NOT NULL THEN
         RAISE EXCEPTION 'task % is a child itself and cannot have children', NEW.parent_id
@@ -164,6 +183,13 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION musterd.tell_ended(bigint[]) IS 'Internal: NOTIFY musterd_done, {"id", "state"}, for tasks that have just ended.';
 
+CREATE FUNCTION musterd.wake_structured(p_queue text) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT pg_notify('musterd_wake', q.name) FROM musterd.queues q WHERE q.name = p_queue AND q.mode = 'structured';
+$$;
+COMMENT ON FUNCTION musterd.wake_structured(text) IS
+    'Internal: a scope has ended; in a structured queue the fibers of all replicas were waiting for that.';
+
 CREATE FUNCTION musterd.abort_batch(p_id bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -264,6 +290,7 @@ BEGIN
         ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING;
     END IF;
     PERFORM musterd.tell_ended(ARRAY[p_batch.id]);
+    PERFORM musterd.wake_structured(p_batch.queue);
     RETURN true;
 END $$;
 COMMENT ON FUNCTION musterd.finish_batch(musterd.batches, musterd.tasks, int, int, jsonb) IS
@@ -288,6 +315,7 @@ BEGIN
      WHERE t.id = p_task.id AND t.state = 'waiting';
     PERFORM musterd.release_uncles(ARRAY[p_task.id]);
     PERFORM musterd.tell_ended(ARRAY[p_task.id]);
+    PERFORM musterd.wake_structured(p_task.queue);
 END $$;
 COMMENT ON FUNCTION musterd.finish_parent(musterd.tasks) IS
     'Internal: the writes of complete_scope for a waiting parent whose children have all ended. An aborted child counts as '

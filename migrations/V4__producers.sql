@@ -31,6 +31,7 @@ BEGIN
                priority = COALESCE(p_task.priority, t.priority),
                max_attempts = p_task.max_attempts,
                timeout = p_task.timeout,
+               on_child_failure = p_task.on_child_failure,
                traceparent = p_task.traceparent,
                run_at = CASE WHEN t.not_before IS NULL THEN p_task.run_at ELSE t.run_at END,
                not_before = CASE WHEN t.not_before IS NULL THEN NULL ELSE p_task.run_at END,
@@ -70,13 +71,13 @@ DECLARE
 BEGIN
     LOOP
         INSERT INTO musterd.tasks (command, payload, queue, priority, state, run_at, not_before, max_attempts, timeout,
-                                   dedup_key, idempotency_key, request_hash, traceparent)
+                                   dedup_key, idempotency_key, request_hash, on_child_failure, traceparent)
         VALUES (p_task.command, p_task.payload, p_task.queue, p_task.priority,
                 CASE WHEN v_uncle THEN 'scheduled'::musterd.state END,
                 CASE WHEN v_uncle THEN 'infinity' ELSE p_task.run_at END,
                 CASE WHEN v_uncle THEN p_task.run_at END,
                 p_task.max_attempts, p_task.timeout,
-                p_task.dedup_key, p_task.idempotency_key, p_task.request_hash, p_task.traceparent)
+                p_task.dedup_key, p_task.idempotency_key, p_task.request_hash, p_task.on_child_failure, p_task.traceparent)
         ON CONFLICT DO NOTHING
         RETURNING id INTO v_id;
         IF v_id IS NOT NULL THEN
@@ -111,7 +112,8 @@ COMMENT ON FUNCTION musterd.add_task(musterd.tasks, boolean, bigint[]) IS
 
 CREATE FUNCTION musterd.describe_task(p_command text, p_payload jsonb, p_queue text, p_priority int, p_run_at timestamptz,
                                       p_delay interval, p_max_attempts int, p_timeout interval, p_dedup_key text,
-                                      p_idempotency_key text, p_traceparent text, p_after bigint[]) RETURNS musterd.tasks
+                                      p_idempotency_key text, p_traceparent text, p_on_child_failure text,
+                                      p_after bigint[]) RETURNS musterd.tasks
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_task musterd.tasks;
@@ -129,38 +131,40 @@ BEGIN
     v_task.dedup_key := p_dedup_key;
     v_task.idempotency_key := p_idempotency_key;
     v_task.traceparent := p_traceparent;
+    v_task.on_child_failure := COALESCE(p_on_child_failure, 'wait');
     IF p_idempotency_key IS NOT NULL THEN
         -- Without the times: a client that retries computes them anew. Without the trace: it is not the body.
         v_task.request_hash := sha256(convert_to(jsonb_build_array('task', p_command, v_task.payload, p_queue, p_priority,
-            p_max_attempts, p_timeout, p_dedup_key, p_after)::text, 'UTF8'));
+            p_max_attempts, p_timeout, p_dedup_key, v_task.on_child_failure, p_after)::text, 'UTF8'));
     END IF;
     RETURN v_task;
 END $$;
-COMMENT ON FUNCTION musterd.describe_task(text, jsonb, text, int, timestamptz, interval, int, interval, text, text, text, bigint[]) IS
+COMMENT ON FUNCTION musterd.describe_task(text, jsonb, text, int, timestamptz, interval, int, interval, text, text, text, text, bigint[]) IS
     'Internal: the arguments of enqueue and enqueue_after as a row of tasks, with the hash of the request.';
 
 CREATE FUNCTION musterd.enqueue(command text, payload jsonb DEFAULT '{}', queue text DEFAULT NULL, priority int DEFAULT NULL,
                                 run_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL, max_attempts int DEFAULT NULL,
                                 timeout interval DEFAULT NULL, dedup_key text DEFAULT NULL,
                                 dedup_replace boolean DEFAULT false, idempotency_key text DEFAULT NULL,
-                                traceparent text DEFAULT NULL) RETURNS bigint
+                                traceparent text DEFAULT NULL, on_child_failure text DEFAULT 'wait') RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN musterd.add_task(
         musterd.describe_task(command, payload, queue, priority, run_at, delay, max_attempts, timeout, dedup_key,
-                              idempotency_key, traceparent, NULL),
+                              idempotency_key, traceparent, on_child_failure, NULL),
         dedup_replace, '{}');
 END $$;
-COMMENT ON FUNCTION musterd.enqueue(text, jsonb, text, int, timestamptz, interval, int, interval, text, boolean, text, text) IS
+COMMENT ON FUNCTION musterd.enqueue(text, jsonb, text, int, timestamptz, interval, int, interval, text, boolean, text, text, text) IS
     'Adds a task and returns its id. dedup_key: joins the task with that key that waits for its first claim (dedup_replace: '
-    'and takes over its body). idempotency_key: a repeat returns the same id, another body is a conflict (23505).';
+    'and takes over its body). idempotency_key: a repeat returns the same id, another body is a conflict (23505). '
+    'on_child_failure: wait, or abort_siblings as soon as one of its children has failed.';
 
 CREATE FUNCTION musterd.enqueue_after(command text, payload jsonb, after bigint[], queue text DEFAULT NULL,
                                       priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL,
                                       delay interval DEFAULT NULL, max_attempts int DEFAULT NULL,
                                       timeout interval DEFAULT NULL, dedup_key text DEFAULT NULL,
                                       dedup_replace boolean DEFAULT false, idempotency_key text DEFAULT NULL,
-                                      traceparent text DEFAULT NULL) RETURNS bigint
+                                      traceparent text DEFAULT NULL, on_child_failure text DEFAULT 'wait') RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_task    musterd.tasks;
@@ -168,9 +172,12 @@ DECLARE
     v_waits   bigint[];
 BEGIN
     v_task := musterd.describe_task(command, payload, queue, priority, run_at, delay, max_attempts, timeout, dedup_key,
-                                    idempotency_key, traceparent, enqueue_after.after);
-    -- FOR SHARE: none of them can end between our look and our commit and miss the wait we add.
-    PERFORM 1 FROM musterd.tasks t WHERE t.id = ANY (enqueue_after.after) ORDER BY t.id FOR SHARE;
+                                    idempotency_key, traceparent, on_child_failure, enqueue_after.after);
+    -- FOR SHARE: none of them can end between our look and our commit and miss the wait we add. What this transaction
+    -- itself runs cannot, either.
+    PERFORM 1 FROM musterd.tasks t
+      WHERE t.id = ANY (ARRAY (SELECT a.id FROM unnest(enqueue_after.after) a (id) WHERE NOT musterd.runs_under(a.id)))
+      ORDER BY t.id FOR SHARE;
     SELECT a.id INTO v_missing FROM unnest(enqueue_after.after) a (id)
      WHERE NOT EXISTS (SELECT FROM musterd.tasks t WHERE t.id = a.id) LIMIT 1;
     IF FOUND THEN
@@ -181,7 +188,7 @@ BEGIN
          WHERE t.id = ANY (enqueue_after.after) AND t.state NOT IN ('succeeded', 'failed', 'aborted') ORDER BY t.id);
     RETURN musterd.add_task(v_task, dedup_replace, v_waits);
 END $$;
-COMMENT ON FUNCTION musterd.enqueue_after(text, jsonb, bigint[], text, int, timestamptz, interval, int, interval, text, boolean, text, text) IS
+COMMENT ON FUNCTION musterd.enqueue_after(text, jsonb, bigint[], text, int, timestamptz, interval, int, interval, text, boolean, text, text, text) IS
     'Adds an uncle: a top-level task that starts only after the named tasks have ended, however they end. Those that have '
     'ended already are not waited for.';
 

@@ -12,6 +12,7 @@ use crate::{
         held::Held,
         outputs::Uploader,
         pace::Pace,
+        rivals,
         solo::Room,
         task_claim::TaskDispatcher,
         watch::Watch,
@@ -48,7 +49,7 @@ use std::{
     net::SocketAddr,
     sync::Arc,
 };
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, thiserror::Error)]
@@ -206,6 +207,7 @@ impl Daemon {
             held: held.clone(),
             pace: Pace::default(),
             retry: self.config.retry.clone(),
+            max_crashes: i32::try_from(self.config.liveness.max_crashes).unwrap_or(i32::MAX),
             metrics: self.metrics.clone(),
             now: stop.now.clone(),
             facts: FactsCache::default(),
@@ -216,8 +218,8 @@ impl Daemon {
 
         let mut wakes = HashMap::new();
         for (queue, settings) in &self.config.queues {
-            let (wake, wake_tasks) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-            wakes.insert(queue.clone(), [Arc::clone(&wake), Arc::clone(&wake_tasks)]);
+            let (rows, tasks) = rivals::pair();
+            wakes.insert(queue.clone(), rows.clone());
             let idle = Arc::new(Semaphore::new(settings.fibers.get() as usize));
             let task_dispatcher = TaskDispatcher {
                 queue: queue.clone(),
@@ -226,7 +228,7 @@ impl Daemon {
                 identity: self.identity.clone(),
                 bench: Arc::clone(&bench),
                 idle: Arc::clone(&idle),
-                wake: wake_tasks,
+                rival: tasks,
                 writable: writable.clone(),
                 drain: stop.drain.clone(),
             };
@@ -241,7 +243,7 @@ impl Daemon {
                 identity: self.identity.clone(),
                 bench: Arc::clone(&bench),
                 idle,
-                wake,
+                rival: rows,
                 writable: writable.clone(),
                 drain: stop.drain.clone(),
             };

@@ -8,6 +8,7 @@ pub mod held;
 pub mod input;
 pub mod outputs;
 pub mod pace;
+pub mod rivals;
 pub mod solo;
 pub mod submit;
 pub mod task;

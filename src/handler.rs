@@ -82,6 +82,12 @@ pub enum TaskOutcome {
         error: String,
         after: Option<Duration>,
     },
+    /// The database's trouble, not the task's: it runs again later, and no attempt is charged. What took its connection
+    /// down with it (`crashed`) does so only a few times.
+    Postponed {
+        error: String,
+        crashed: bool,
+    },
     /// Effects and outcome are committed already, together; `None`: the task was somebody else's by then, and nothing was.
     Committed(Option<Finished>),
 }

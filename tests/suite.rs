@@ -26,6 +26,7 @@ mod suite {
     mod schedules_complete;
     mod schedules_flush;
     mod submit_race;
+    mod task_schedules;
     mod walk_crash;
     mod walk_drain;
     mod walk_operators;

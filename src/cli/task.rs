@@ -58,6 +58,9 @@ pub(super) struct Enqueue {
     /// Start only after this task or batch has ended. May be repeated.
     #[arg(long, value_name = "ID")]
     after: Vec<i64>,
+    /// When one of its children fails: wait for the others, or abort them.
+    #[arg(long, value_name = "HOW", default_value = "wait", value_parser = ["wait", "abort_siblings"])]
+    on_child_failure: String,
     /// Follow the task to its end; exit code 1 unless it succeeded.
     #[arg(long)]
     wait: bool,
@@ -80,6 +83,7 @@ impl Enqueue {
             dedup_replace: self.replace,
             idempotency_key: self.idempotency_key,
             after: self.after,
+            on_child_failure: self.on_child_failure,
         };
         let id = tasks::enqueue(&*client, &task).await.map_err(in_words)?;
         if self.wait {

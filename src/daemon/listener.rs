@@ -2,7 +2,7 @@
 
 use crate::{
     backoff,
-    flow::{complete::Checks, held::Held},
+    flow::{complete::Checks, held::Held, rivals::Rival},
     liveness::{identity::Identity, session::Session},
     periodic::describe,
     store::{
@@ -13,7 +13,6 @@ use crate::{
     supervisor::Health,
 };
 use std::{collections::HashMap, sync::Arc, time::Duration};
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// The name under which the readiness knows us.
@@ -24,7 +23,7 @@ pub(super) struct Listener {
     pub(super) target: Target,
     pub(super) identity: Identity,
     pub(super) session: Session,
-    pub(super) wakes: Arc<HashMap<String, [Arc<Notify>; 2]>>,
+    pub(super) wakes: Arc<HashMap<String, Rival>>,
     pub(super) held: Held,
     pub(super) checks: Checks,
     pub(super) health: Health,
@@ -68,7 +67,7 @@ impl Listener {
     fn tell(&self, news: News) {
         match news {
             News::Work(queue) => {
-                self.wakes.get(&queue).into_iter().flatten().for_each(|wake| wake.notify_one());
+                self.wakes.get(&queue).into_iter().for_each(Rival::news);
             }
             News::Abort(id) => {
                 self.held.abort(id);
@@ -80,7 +79,7 @@ impl Listener {
                     self.session.stands();
                 }
                 self.health.ready(PART);
-                self.wakes.values().flatten().for_each(|wake| wake.notify_one());
+                self.wakes.values().for_each(Rival::news);
             }
         }
     }

@@ -1,15 +1,16 @@
 //! The dispatcher of one queue: claims blocks for its idle fibers, and sleeps when there is nothing.
 
-use super::{fiber::Bench, held::Held, solo::Company};
+use super::{fiber::Bench, held::Held, rivals::Rival, solo::Company};
 use crate::{
     backoff,
     config::Problems,
     liveness::identity::Identity,
     periodic::describe,
-    queue,
+    queue::{self, Mode},
     store::{
         LONGEST_BACKOFF,
         blocks::{self, Block, BlockError, Priorities, Size, Wanted},
+        tasks::{self, Scope},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -71,8 +72,8 @@ pub struct Dispatcher {
     pub bench: Arc<Bench>,
     /// The queue's idle fibers, shared with its tasks.
     pub idle: Arc<Semaphore>,
-    /// Somebody submitted to this queue.
-    pub wake: Arc<Notify>,
+    /// The queue's tasks; wakes this side when somebody submitted.
+    pub rival: Rival,
     /// Whether outcomes can be written.
     pub writable: watch::Receiver<bool>,
     /// Claim nothing more. Comes before the stop of this stage, which waits for the stages before it.
@@ -139,7 +140,7 @@ impl Running {
                 }
             };
             // Until somebody submits, or it is time to look again.
-            let woken = tokio::time::timeout(pause, self.dispatcher.wake.notified());
+            let woken = tokio::time::timeout(pause, self.dispatcher.rival.woken());
             if stop.run_until_cancelled(woken).await.is_none() {
                 return;
             }
@@ -236,6 +237,12 @@ impl Running {
         }
         claimed.extend(self.claim_solo(client, &held).await?);
         self.claims += 1;
+        let any_priority = self.claims.is_multiple_of(IGNORE_PRIORITY_EVERY);
+        let deferring = !any_priority && self.dispatcher.rival.defers();
+        let Some(scope) = self.scope(client, any_priority, deferring).await? else {
+            self.dispatcher.rival.claimed(claimed.len(), deferring);
+            return Ok(());
+        };
         let by_turns = [Kind::Free, Kind::Fresh];
         let order = if self.claims.is_multiple_of(2) { by_turns } else { [Kind::Fresh, Kind::Free] };
         for (place, kind) in order.into_iter().enumerate() {
@@ -244,12 +251,14 @@ impl Running {
                 break;
             }
             let priorities = match place {
-                _ if self.claims.is_multiple_of(IGNORE_PRIORITY_EVERY) => Priorities::Ignored,
+                _ if any_priority => Priorities::Ignored,
                 0 => Priorities::NotBehindTheOther,
                 _ => Priorities::Best,
             };
-            claimed.extend(self.claim_kind(client, &held, kind, missing, priorities).await?);
+            let beside = Beside { scope, deferring };
+            claimed.extend(self.claim_kind(client, &held, kind, missing, priorities, beside).await?);
         }
+        self.dispatcher.rival.claimed(claimed.len(), deferring);
         Ok(())
     }
 
@@ -263,7 +272,32 @@ impl Running {
             return Ok(Vec::new());
         }
         self.next_solo_look = Instant::now() + self.dispatcher.config.poll_interval;
-        self.claim_kind(client, held, Kind::Solo, 1, Priorities::Best).await
+        let beside = Beside { scope: Scope::Any, deferring: false };
+        self.claim_kind(client, held, Kind::Solo, 1, Priorities::Best, beside).await
+    }
+
+    /// Whose rows may be claimed; `None`: nobody's, a structured queue's next work is a task.
+    async fn scope(
+        &self,
+        client: &deadpool_postgres::Object,
+        any_priority: bool,
+        deferring: bool,
+    ) -> Result<Option<Scope>, BlockError> {
+        if self.dispatcher.settings.mode == Mode::Parallel {
+            return Ok(Some(Scope::Any));
+        }
+        let handlers = &self.dispatcher.bench.handlers;
+        let looked = tasks::Looked {
+            queue: &self.dispatcher.queue,
+            commands: &handlers.commands(),
+            row_commands: &handlers.row_commands(),
+            any_priority,
+            tasks: deferring,
+        };
+        let focus = tasks::focus(client, &looked).await;
+        let focus =
+            focus.map_err(|source| BlockError::Query { operation: "find the scope to work on", source })?;
+        Ok(focus.map(Scope::Of))
     }
 
     async fn claim_kind(
@@ -273,8 +307,10 @@ impl Running {
         kind: Kind,
         count: usize,
         priorities: Priorities,
+        beside: Beside,
     ) -> Result<Vec<Block>, BlockError> {
         let dispatcher = &self.dispatcher;
+        let task_commands = beside.deferring.then(|| dispatcher.bench.handlers.commands());
         let commands = dispatcher.bench.handlers.row_commands();
         let size = |command: &String| {
             let (target, largest) =
@@ -291,6 +327,8 @@ impl Running {
             commands: &commands,
             sizes: &sizes,
             fibers: dispatcher.settings.fibers.get() as i32,
+            scope: beside.scope,
+            behind_tasks: task_commands.as_deref(),
         };
         let claimed = match kind {
             Kind::Fresh => blocks::carve(client, &wanted, priorities).await,
@@ -336,6 +374,14 @@ impl Running {
         }
         Ok(found)
     }
+}
+
+/// What a claim of rows leaves to others.
+#[derive(Clone, Copy, Debug)]
+struct Beside {
+    scope: Scope,
+    /// Rows that are behind tasks are left.
+    deferring: bool,
 }
 
 /// The kinds of work a queue has.

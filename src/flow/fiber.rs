@@ -50,6 +50,8 @@ pub struct Bench {
     pub held: Held,
     pub pace: Pace,
     pub retry: backoff::Config,
+    /// A task that takes so many connections down with it is failed.
+    pub max_crashes: i32,
     pub metrics: Metrics,
     /// Give back what is running, now.
     pub now: CancellationToken,

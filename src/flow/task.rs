@@ -52,6 +52,13 @@ impl Bench {
                 TaskEnd::Retry { error: storable(error), wait }
             }
             TaskOutcome::Retry { error, .. } => TaskEnd::Failed(storable(error)),
+            TaskOutcome::Postponed { error, crashed: true } if task.crashes + 1 >= self.max_crashes => {
+                let times = task.crashes + 1;
+                TaskEnd::Failed(storable(format!("lost the connection it ran on, {times} times: {error}")))
+            }
+            TaskOutcome::Postponed { error, crashed } => {
+                TaskEnd::Postponed { error: storable(error), wait: self.retry.delay(1), crashed }
+            }
             TaskOutcome::Committed(_) => TaskEnd::GiveBack,
         }
     }

@@ -1,6 +1,6 @@
 //! The dispatcher of a queue's tasks: shares the fibers with the queue's blocks.
 
-use super::{fiber::Bench, solo::Company};
+use super::{fiber::Bench, rivals::Rival, solo::Company};
 use crate::{
     backoff,
     liveness::identity::Identity,
@@ -8,7 +8,7 @@ use crate::{
     queue::{self, Mode},
     store::{
         LONGEST_BACKOFF,
-        tasks::{self, Scope, Task, WantedTasks},
+        tasks::{self, Looked, Scope, Task, WantedTasks},
     },
 };
 use deadpool_postgres::{Object, PoolError};
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -49,8 +49,8 @@ pub struct TaskDispatcher {
     pub bench: Arc<Bench>,
     /// The queue's idle fibers, shared with its blocks.
     pub idle: Arc<Semaphore>,
-    /// Somebody enqueued to this queue.
-    pub wake: Arc<Notify>,
+    /// The queue's rows; wakes this side when somebody enqueued.
+    pub rival: Rival,
     /// Whether outcomes can be written.
     pub writable: watch::Receiver<bool>,
     /// Stop claiming; what is in hand comes to its end.
@@ -99,7 +99,7 @@ impl Running {
                     backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, failures)
                 }
             };
-            let woken = tokio::time::timeout(pause, self.dispatcher.wake.notified());
+            let woken = tokio::time::timeout(pause, self.dispatcher.rival.woken());
             if stop.run_until_cancelled(woken).await.is_none() {
                 return;
             }
@@ -113,6 +113,7 @@ impl Running {
         let due = tasks::due(&client, &self.dispatcher.queue).await?;
         drop(client);
         if !due && self.doubtful.is_empty() {
+            self.dispatcher.rival.claimed(0, false);
             return Ok(0);
         }
         // Waiting for a fiber may be cut short; a claim that has begun is finished.
@@ -163,14 +164,26 @@ impl Running {
     async fn claim(&mut self, client: &Object, count: usize) -> Result<Vec<Task>, TaskClaimError> {
         self.claims += 1;
         let dispatcher = &self.dispatcher;
+        let any_priority = self.claims.is_multiple_of(IGNORE_PRIORITY_EVERY);
+        let deferring = !any_priority && dispatcher.rival.defers();
         let commands = dispatcher.bench.handlers.commands();
+        let row_commands = dispatcher.bench.handlers.row_commands();
         let scope = match dispatcher.settings.mode {
             Mode::Parallel => Scope::Any,
-            Mode::Structured => match tasks::focus(client, &dispatcher.queue, &commands).await? {
-                Some(scope) => Scope::Of(scope),
-                None => Scope::TopLevel,
-            },
+            Mode::Structured => {
+                let queue = &dispatcher.queue;
+                let looked = Looked {
+                    queue,
+                    commands: &commands,
+                    row_commands: &row_commands,
+                    any_priority,
+                    tasks: true,
+                };
+                tasks::focus(client, &looked).await?.map_or(Scope::TopLevel, Scope::Of)
+            }
         };
+        // Of top-level work the focus has decided already which kind is next.
+        let behind_rows = deferring && scope != Scope::TopLevel;
         let tokens = dispatcher.bench.held.announce(count);
         let worker = dispatcher.identity.id();
         let wanted = WantedTasks {
@@ -179,12 +192,14 @@ impl Running {
             tokens: &tokens,
             commands: &commands,
             scope,
-            ignore_priority: self.claims.is_multiple_of(IGNORE_PRIORITY_EVERY),
+            ignore_priority: any_priority,
+            behind_rows: behind_rows.then_some(&*row_commands),
         };
         match tasks::claim(client, &wanted).await {
             Ok(claimed) => {
                 let references: Vec<_> = claimed.iter().map(|task| task.reference).collect();
                 dispatcher.bench.held.settle_tasks(&tokens, &references);
+                dispatcher.rival.claimed(claimed.len(), deferring);
                 Ok(claimed)
             }
             Err(error) => {

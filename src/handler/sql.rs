@@ -10,7 +10,8 @@ use crate::{
     store::{
         self, OpenError,
         connect::Target,
-        tasks::{self, TaskEnd, TaskWrite},
+        fault::{self, Fault},
+        tasks::{self, TaskEnd, TaskRef, TaskWrite},
     },
 };
 use deadpool_postgres::{Object, Pool};
@@ -43,8 +44,8 @@ pub struct Sql {
     database: Arc<Database>,
 }
 
-/// Tries of one attempt when transactions get in each other's way; that is nobody's failure.
-const CONFLICT_TRIES: u32 = 3;
+/// Further tries of one attempt when transactions get in each other's way; that is nobody's failure.
+const CONFLICT_RETRIES: u32 = 3;
 
 impl Sql {
     /// The configuration was checked; a name that is none now calls nothing and says so.
@@ -66,10 +67,8 @@ impl Sql {
             let client = match self.database.pool.get().await {
                 Ok(client) => client,
                 Err(error) => {
-                    return TaskOutcome::Retry {
-                        error: format!("no connection for sql handlers: {error}"),
-                        after: None,
-                    };
+                    let error = format!("no connection for sql handlers: {error}");
+                    return TaskOutcome::Postponed { error, crashed: false };
                 }
             };
             let mut session = Session::new(client, &self.database.target);
@@ -78,7 +77,7 @@ impl Sql {
                     session.finish();
                     return outcome;
                 }
-                Err(error) if is_conflict(&error) && conflict < CONFLICT_TRIES => {
+                Err(error) if is_conflict(&error) && conflict <= CONFLICT_RETRIES => {
                     tokio::time::sleep(backoff::delay(
                         Duration::from_millis(20),
                         Duration::from_millis(200),
@@ -87,7 +86,7 @@ impl Sql {
                     .await;
                 }
                 // Whatever the connection's state is now, nobody else should inherit it.
-                Err(error) => return TaskOutcome::Retry { error: told(&error), after: None },
+                Err(error) => return judge(&error),
             }
         }
         unreachable!("the loop ends by returning")
@@ -99,7 +98,7 @@ impl Sql {
         // Stated, not taken from the role's defaults; a COMMIT inside the procedure then fails, as it must.
         let transaction =
             client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
-        transaction.batch_execute(&self.settings(call.timeout)).await?;
+        transaction.batch_execute(&self.settings(call)).await?;
         transaction.execute(&self.call, &[&task.reference.id, &task.payload]).await?;
         transaction.batch_execute("RESET ROLE; SET LOCAL search_path = pg_catalog, pg_temp").await?;
         let end = TaskEnd::Succeeded { result: None, spawn: None, after: None };
@@ -119,9 +118,13 @@ impl Sql {
         }
     }
 
-    fn settings(&self, timeout: Duration) -> String {
-        let limit = self.statement_timeout.unwrap_or(timeout).min(timeout).as_millis().max(1);
-        let mut sql = format!("SET LOCAL statement_timeout = {limit}");
+    /// Limits and rights, and by what the functions know that they run inside this very attempt.
+    fn settings(&self, call: &TaskCall<'_>) -> String {
+        let limit = self.statement_timeout.unwrap_or(call.timeout).min(call.timeout).as_millis().max(1);
+        let TaskRef { id, token } = call.task.reference;
+        let mut sql = format!(
+            "SET LOCAL statement_timeout = {limit}; SET LOCAL musterd.task_id = '{id}'; SET LOCAL musterd.task_token = '{token}'"
+        );
         if let Some(path) = &self.search_path {
             let quoted: Vec<String> = path.split(',').map(|schema| name::quote(schema.trim())).collect();
             sql.push_str(&format!("; SET LOCAL search_path = {}", quoted.join(", ")));
@@ -150,6 +153,20 @@ impl Handler for Sql {
 
 fn is_conflict(error: &Error) -> bool {
     matches!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED))
+}
+
+/// A broken connection, a server that goes down or has no room is not the task's failure; everything else is.
+fn judge(error: &Error) -> TaskOutcome {
+    let text = told(error);
+    match error.code().map(SqlState::code) {
+        None if error.is_closed() || fault::of(error) == Fault::Transient => {
+            TaskOutcome::Postponed { error: text, crashed: true }
+        }
+        Some(code) if code.starts_with("08") || code.starts_with("53") || code.starts_with("57P") => {
+            TaskOutcome::Postponed { error: text, crashed: false }
+        }
+        _ => TaskOutcome::Retry { error: text, after: None },
+    }
 }
 
 /// An exception of the procedure in the words of whoever raised it.

@@ -125,7 +125,11 @@ pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Ve
            AND NOT EXISTS (SELECT FROM musterd.blocks k
                             WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting))
         UNION ALL
-        SELECT t.id, NULL, false FROM musterd.tasks t WHERE t.id = ANY ($1) AND t.state = 'waiting'
+        SELECT p.id, NULL, false FROM musterd.tasks p
+         WHERE p.id = ANY ($1) AND p.state = 'waiting'
+           AND (p.aborting OR p.on_child_failure = 'abort_siblings'
+                OR NOT EXISTS (SELECT FROM musterd.tasks c
+                                WHERE c.parent_id = p.id AND c.state IN ('held', 'scheduled', 'queued', 'running', 'waiting')))
         UNION ALL
         SELECT b.id, b.on_budget, false
           FROM musterd.batches b

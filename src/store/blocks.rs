@@ -1,5 +1,6 @@
 //! Blocks: claimed here, read here. They are the only queue of rows.
 
+use super::tasks::Scope;
 use crate::json::Json;
 use deadpool_postgres::{Object, PoolError};
 use futures::{StreamExt, pin_mut};
@@ -43,6 +44,10 @@ pub struct Wanted<'a> {
     pub commands: &'a [String],
     pub sizes: &'a [Size],
     pub fibers: i32,
+    /// Only rows of this scope.
+    pub scope: Scope,
+    /// No rows that are behind queued tasks of these commands.
+    pub behind_tasks: Option<&'a [String]>,
 }
 
 /// The bounds of a block's number of lines.
@@ -154,6 +159,8 @@ async fn carve_with(client: &Object, wanted: &Wanted<'_>, sql: &str) -> Result<V
                 &most,
                 &least,
                 &f64::from(wanted.fibers),
+                &wanted.scope.parameter(),
+                &wanted.behind_tasks,
             ],
         )
         .await
@@ -170,7 +177,17 @@ pub async fn take(
     let statement =
         client.prepare_cached(TAKE_FREE.get(priorities)).await.map_err(failed("prepare taking blocks"))?;
     let rows = client
-        .query(&statement, &[&wanted.queue, &wanted.worker, &wanted.tokens, &wanted.commands])
+        .query(
+            &statement,
+            &[
+                &wanted.queue,
+                &wanted.worker,
+                &wanted.tokens,
+                &wanted.commands,
+                &wanted.scope.parameter(),
+                &wanted.behind_tasks,
+            ],
+        )
         .await
         .map_err(failed("take free blocks"))?;
     Ok(rows.iter().map(|row| Block::read(row, false)).collect())

@@ -25,6 +25,8 @@ pub struct Task {
     /// The try that begins with this claim, from 1.
     pub attempt: i32,
     pub max_attempts: Option<i32>,
+    /// How often it took a process or a connection down with it.
+    pub crashes: i32,
     pub timeout: Option<Duration>,
     pub traceparent: Option<String>,
 }
@@ -39,6 +41,8 @@ pub struct WantedTasks<'a> {
     pub commands: &'a [String],
     pub scope: Scope,
     pub ignore_priority: bool,
+    /// No tasks that are behind rows of these commands.
+    pub behind_rows: Option<&'a [String]>,
 }
 
 /// Which tasks a queue looks at.
@@ -53,12 +57,21 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// As the claims take it: null for any, nought for top-level.
+    /// As the claims take it: null for any.
     pub fn parameter(self) -> Option<i64> {
         match self {
             Self::Any => None,
             Self::TopLevel => Some(0),
             Self::Of(id) => Some(id),
+        }
+    }
+
+    /// A text of its own for each, so that each has the index it needs.
+    fn condition(self) -> &'static str {
+        match self {
+            Self::Any => "",
+            Self::TopLevel => "AND t.parent_id IS NULL",
+            Self::Of(_) => "AND t.parent_id = $5",
         }
     }
 }
@@ -68,11 +81,22 @@ const CLAIM: &str = include_str!("sql/claim_tasks.sql");
 /// Claims due tasks of a queue.
 pub async fn claim(client: &Object, wanted: &WantedTasks<'_>) -> Result<Vec<Task>, Error> {
     let order = if wanted.ignore_priority { "" } else { "t.priority," };
-    let statement = client.prepare_cached(&CLAIM.replace("/*order*/", order)).await?;
+    let sql = CLAIM
+        .replace("/*order*/", order)
+        .replace("/*scope*/", wanted.scope.condition())
+        .replace("/*count*/", &wanted.tokens.len().to_string());
+    let statement = client.prepare_cached(&sql).await?;
     let rows = client
         .query(
             &statement,
-            &[&wanted.queue, &wanted.worker, &wanted.tokens, &wanted.commands, &wanted.scope.parameter()],
+            &[
+                &wanted.queue,
+                &wanted.worker,
+                &wanted.tokens,
+                &wanted.commands,
+                &wanted.scope.parameter(),
+                &wanted.behind_rows,
+            ],
         )
         .await?;
     Ok(rows.iter().map(Task::read).collect())
@@ -81,7 +105,7 @@ pub async fn claim(client: &Object, wanted: &WantedTasks<'_>) -> Result<Vec<Task
 /// The tasks that hold these tokens: of a claim whose reply was lost.
 pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Task>, Error> {
     const SQL: &str =
-        "SELECT id, token, parent_id, queue, command, payload, attempt, max_attempts, traceparent,
+        "SELECT id, token, parent_id, queue, command, payload, attempt, max_attempts, crashes, traceparent,
                (EXTRACT(EPOCH FROM timeout) * 1000)::bigint AS timeout_ms
           FROM musterd.tasks WHERE worker IS NOT NULL AND state = 'running' AND token = ANY ($1)";
     let statement = client.prepare_cached(SQL).await?;
@@ -99,6 +123,7 @@ impl Task {
             payload: row.get("payload"),
             attempt: row.get("attempt"),
             max_attempts: row.get("max_attempts"),
+            crashes: row.get("crashes"),
             timeout: milliseconds.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))),
             traceparent: row.get("traceparent"),
         }
@@ -136,10 +161,23 @@ pub async fn due(client: &Object, queue: &str) -> Result<bool, Error> {
     Ok(queued || scheduled)
 }
 
+/// What a structured queue looks at to find its scope.
+#[derive(Clone, Copy, Debug)]
+pub struct Looked<'a> {
+    pub queue: &'a str,
+    pub commands: &'a [String],
+    pub row_commands: &'a [String],
+    /// What has waited longest is next, so that nothing waits for ever.
+    pub any_priority: bool,
+    /// Whether top-level tasks may come before batches.
+    pub tasks: bool,
+}
+
 /// The scope a structured queue works on; `None`: top-level tasks are next.
-pub async fn focus(client: &Object, queue: &str, commands: &[String]) -> Result<Option<i64>, Error> {
-    let statement = client.prepare_cached("SELECT musterd.focus($1, $2)").await?;
-    Ok(client.query_one(&statement, &[&queue, &commands]).await?.get(0))
+pub async fn focus(client: &Object, looked: &Looked<'_>) -> Result<Option<i64>, Error> {
+    let statement = client.prepare_cached("SELECT musterd.focus($1, $2, $3, $4, $5)").await?;
+    let Looked { queue, commands, row_commands, any_priority, tasks } = looked;
+    Ok(client.query_one(&statement, &[queue, commands, row_commands, any_priority, tasks]).await?.get(0))
 }
 
 /// What became of one attempt of a task.
@@ -166,6 +204,13 @@ pub enum TaskEnd {
     },
     /// Not run, or not to its end: no attempt is charged.
     GiveBack,
+    /// The database's trouble, not the task's: later, no attempt charged. What took the connection down with it counts
+    /// as a crash.
+    Postponed {
+        error: String,
+        wait: Duration,
+        crashed: bool,
+    },
 }
 
 /// What really became of a task that was still held.
@@ -256,6 +301,10 @@ impl<'a> Columns<'a> {
                     "retry"
                 }
                 TaskEnd::GiveBack => "give_back",
+                TaskEnd::Postponed { error: reason, wait: seconds, crashed } => {
+                    (error, wait) = (Some(reason.as_str()), seconds.as_secs_f64());
+                    if *crashed { "crashed" } else { "give_back" }
+                }
             });
             columns.result.push(result);
             columns.error.push(error);
@@ -406,6 +455,8 @@ pub struct NewTask {
     pub idempotency_key: Option<String>,
     /// Tasks and batches to wait for.
     pub after: Vec<i64>,
+    /// What the failure of a child means for the others: `wait` or `abort_siblings`.
+    pub on_child_failure: String,
 }
 
 /// Enqueues a task; the id may be that of an earlier one with the same key.
@@ -413,11 +464,11 @@ pub async fn enqueue(client: &impl GenericClient, task: &NewTask) -> Result<i64,
     const PLAIN: &str = "SELECT musterd.enqueue($1, $2, queue => $3, priority => $4, run_at => $5,
                delay => pg_catalog.make_interval(secs => $6::float8), max_attempts => $7,
                timeout => pg_catalog.make_interval(secs => $8::float8), dedup_key => $9, dedup_replace => $10,
-               idempotency_key => $11)";
-    const AFTER: &str = "SELECT musterd.enqueue_after($1, $2, $12, queue => $3, priority => $4, run_at => $5,
+               idempotency_key => $11, on_child_failure => $12)";
+    const AFTER: &str = "SELECT musterd.enqueue_after($1, $2, $13, queue => $3, priority => $4, run_at => $5,
                delay => pg_catalog.make_interval(secs => $6::float8), max_attempts => $7,
                timeout => pg_catalog.make_interval(secs => $8::float8), dedup_key => $9, dedup_replace => $10,
-               idempotency_key => $11)";
+               idempotency_key => $11, on_child_failure => $12)";
     let delay = task.delay.map(|delay| delay.as_secs_f64());
     let timeout = task.timeout.map(|timeout| timeout.as_secs_f64());
     let mut params: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> = vec![
@@ -432,6 +483,7 @@ pub async fn enqueue(client: &impl GenericClient, task: &NewTask) -> Result<i64,
         &task.dedup_key,
         &task.dedup_replace,
         &task.idempotency_key,
+        &task.on_child_failure,
     ];
     let sql = if task.after.is_empty() {
         PLAIN

@@ -25,6 +25,8 @@ pub(crate) mod run;
 pub(crate) mod schedule;
 #[path = "support/services.rs"]
 pub(crate) mod services;
+#[path = "support/tasks.rs"]
+pub(crate) mod tasks;
 #[path = "support/wait.rs"]
 pub(crate) mod wait;
 #[path = "support/worker.rs"]

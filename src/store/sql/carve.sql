@@ -1,7 +1,8 @@
 -- Carve the next lines off the cursors of open batches: one block for every token, one cursor update for every batch.
 --
 -- $1 queue, $2 worker, $3 tokens, $4 commands, $5 the most lines of a block by command, $6 the fewest worth a block by
--- command, $7 fibers of the queue.
+-- command, $7 fibers of the queue, $8 the scope a structured queue works on (null: any), $9 commands of tasks that go before rows
+-- of a worse priority (null: none do).
 --
 -- The batches are those of the best priority, in turn; the tokens go round them, so that all advance by the same number of
 -- blocks. A block has at most its share of what remains, so that the end of a batch is not one long block.
@@ -14,6 +15,13 @@ best AS MATERIALIZED (
       FROM musterd.batches b, s
      WHERE b.queue = $1 AND b.open AND b.next_line <= b.rows AND b.command = ANY ($4::text[])
        AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1 AND q.paused)
+       AND ($8::bigint IS NULL OR b.id = $8
+            OR EXISTS (SELECT FROM musterd.tasks p WHERE p.id = b.id AND p.parent_id = $8))
+       AND ($9::text[] IS NULL OR b.priority <= COALESCE((
+            SELECT t.priority FROM musterd.tasks t
+             WHERE t.queue = $1 AND t.state = 'queued' AND t.command = ANY ($9)
+               AND ($8::bigint IS NULL OR t.parent_id = $8)
+             ORDER BY t.priority LIMIT 1), 2147483647))
        /*limit*/
      ORDER BY /*order*/ b.turn
      LIMIT 8

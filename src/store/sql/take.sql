@@ -1,6 +1,7 @@
 -- Take free blocks that are due: retries, given back, recovered.
 --
--- $1 queue, $2 worker, $3 tokens, $4 commands. The batch is asked as well: a retry may have been written beside a hold.
+-- $1 queue, $2 worker, $3 tokens, $4 commands, $5 the scope a structured queue works on (null: any), $6 commands of tasks that go
+-- before rows of a worse priority (null: none do). The batch is asked as well: a retry may have been written beside a hold.
 --
 -- Of the suspects (blocks some process died with) a worker holds one at a time: should it die again, few are to blame.
 WITH s AS MATERIALIZED (
@@ -13,6 +14,8 @@ suspect AS MATERIALIZED (
        AND f.queue = $1 AND f.available_at <= pg_catalog.now() AND f.command = ANY ($4)
        AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1 AND q.paused)
        AND NOT EXISTS (SELECT FROM musterd.blocks o WHERE o.worker = $2 AND o.crashes > 0)
+       AND ($5::bigint IS NULL OR b.id = $5
+            OR EXISTS (SELECT FROM musterd.tasks p WHERE p.id = b.id AND p.parent_id = $5))
        /*limit*/
      ORDER BY /*order*/ f.available_at
      LIMIT 1
@@ -24,6 +27,13 @@ due AS MATERIALIZED (
      WHERE f.worker IS NULL AND f.crashes = 0
        AND f.queue = $1 AND f.available_at <= pg_catalog.now() AND f.command = ANY ($4)
        AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1 AND q.paused)
+       AND ($5::bigint IS NULL OR b.id = $5
+            OR EXISTS (SELECT FROM musterd.tasks p WHERE p.id = b.id AND p.parent_id = $5))
+       AND ($6::text[] IS NULL OR f.priority <= COALESCE((
+            SELECT t.priority FROM musterd.tasks t
+             WHERE t.queue = $1 AND t.state = 'queued' AND t.command = ANY ($6)
+               AND ($5::bigint IS NULL OR t.parent_id = $5)
+             ORDER BY t.priority LIMIT 1), 2147483647))
        /*limit*/
      ORDER BY /*order*/ f.available_at
      LIMIT 8

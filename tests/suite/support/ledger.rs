@@ -4,6 +4,7 @@ use deadpool_postgres::Object;
 use musterd::store::Store;
 use musterd::store::blocks::{self, Block, Priorities, Size, Wanted};
 use musterd::store::flush::{self, BlockWrite, Close, RowWrite, Verdict, Written};
+use musterd::store::tasks::Scope;
 use uuid::Uuid;
 
 use super::database::TestDb;
@@ -28,6 +29,8 @@ async fn claim(client: &Object, count: usize, size: i32, fresh: bool) -> Vec<Blo
         commands: &["work".to_owned()],
         sizes: &[Size { most: size, least: size }],
         fibers: 1,
+        scope: Scope::Any,
+        behind_tasks: None,
     };
     match fresh {
         true => blocks::carve(client, &wanted, Priorities::Best).await.unwrap(),
