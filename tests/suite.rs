@@ -4,13 +4,17 @@
 mod suite {
     mod support;
 
+    mod alive;
     mod batch_cli;
     mod cli_config;
     mod cli_doctor;
     mod cli_migrate;
+    mod clocks;
     mod connect;
     mod connect_server;
+    mod dead;
     mod dev;
+    mod drain;
     mod harness;
     mod harness_death;
     mod hostile;
@@ -19,7 +23,10 @@ mod suite {
     mod migrate;
     mod objects;
     mod outputs;
+    mod poison;
     mod process;
+    mod reconcile;
+    mod redis;
     mod replicas;
     mod schedules;
     mod schedules_claim;
@@ -33,4 +40,5 @@ mod suite {
     mod walk_rows;
     mod writes_poison;
     mod writes_trouble;
+    mod zombie;
 }

@@ -11,6 +11,8 @@ pub(crate) mod config;
 pub(crate) mod daemon;
 #[path = "support/database.rs"]
 pub(crate) mod database;
+#[path = "support/embedded.rs"]
+pub(crate) mod embedded;
 #[path = "support/gate.rs"]
 pub(crate) mod gate;
 #[path = "support/ledger.rs"]
@@ -29,5 +31,7 @@ pub(crate) mod services;
 pub(crate) mod tasks;
 #[path = "support/wait.rs"]
 pub(crate) mod wait;
+#[path = "support/work.rs"]
+pub(crate) mod work;
 #[path = "support/worker.rs"]
 pub(crate) mod worker;

@@ -94,6 +94,10 @@ impl Daemon {
         self.tether.pid()
     }
 
+    pub(crate) fn has_ended(&self) -> bool {
+        self.tether.status().is_some()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         self.tether.signal(signal).unwrap();
     }

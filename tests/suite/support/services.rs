@@ -59,8 +59,12 @@ impl Redis {
     }
 
     fn start() -> Self {
+        Self::start_with(free_port(), &[])
+    }
+
+    /// A server on `port` with these options beside the usual ones.
+    pub(crate) fn start_with(port: u16, options: &[&str]) -> Self {
         let dir = run::new_dir("redis");
-        let port = free_port();
         let mut command = Command::new("redis-server");
         command.args([
             "--port",
@@ -72,6 +76,7 @@ impl Redis {
             "--appendonly",
             "no",
         ]);
+        command.args(options);
         command.arg("--dir").arg(&dir).arg("--logfile").arg(dir.join("redis.log"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let tether = Tether::spawn(command, Signal::KILL)

@@ -1,0 +1,132 @@
+//! SIGTERM: stop claiming, finish, flush, complete, say goodbye, and exit 0 with nothing owned.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::suite::support::daemon::Daemon;
+use crate::suite::support::database::TestDb;
+use crate::suite::support::proxy::{Fault, FaultProxy};
+use crate::suite::support::services;
+use crate::suite::support::work::{End, Ledger};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// The stages in the order in which the log says that they stopped.
+fn stages(daemon: &Daemon) -> Vec<String> {
+    let stage = |line: &String| {
+        let event: serde_json::Value = serde_json::from_str(line).ok()?;
+        (event["message"] == "stage stopped").then(|| event["stage"].as_str().unwrap().to_owned())
+    };
+    daemon.log().iter().filter_map(stage).collect()
+}
+
+fn summary(daemon: &Daemon) -> serde_json::Value {
+    let log = daemon.log();
+    let last =
+        log.iter().rev().find(|line| line.contains("\"message\":\"stopped\"")).expect("a summary line");
+    serde_json::from_str(last).unwrap()
+}
+
+/// S23, and the order of the phases.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_sigterm_under_load_nothing_is_owned_and_nothing_is_lost() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let config = "[handlers.sleep]\nduration = \"20ms\"";
+    let daemon = Daemon::builder(&db, config).start();
+    let batch = ledger.submit("sleep", 3000).await;
+    ledger.has_results(batch, 100, SOON).await;
+    let worker = ledger.worker_of(&daemon).await;
+    daemon.signal(Signal::TERM);
+    let status = daemon.wait_exit(SOON).await;
+    assert!(status.success(), "{status}");
+    assert_eq!(ledger.owned().await, 0);
+    ledger.worker_is(&worker, "stopped", SOON).await;
+    let drained = "SELECT count(*) FROM public.beats WHERE state = 'draining'";
+    assert!(ledger.number(drained).await >= 1, "the beats said that it was going");
+    assert_eq!(stages(&daemon), ["Claim", "Work", "Write", "Finish", "Upkeep", "Heartbeat", "Http"]);
+    let last = summary(&daemon);
+    assert_eq!((&last["clean"], &last["owned"]), (&true.into(), &"Nothing".into()), "{last}");
+
+    let second = Daemon::builder(&db, "[handlers.sleep]\nduration = \"0s\"").start();
+    assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(3000));
+    assert_eq!(ledger.claimed_again().await, 0, "a row that was finished ran again");
+    assert_eq!((ledger.dead().await, ledger.deadlocks().await), (0, 0));
+    drop(second);
+}
+
+/// L7: what does not end by itself goes back, and no attempt is charged.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_the_end_of_the_grace_rows_go_back_uncharged() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let config = "[shutdown]\ngrace = \"1s\"\n[handlers.sleep]\nduration = \"1h\"\ntimeout = \"2h\"";
+    let daemon = Daemon::builder(&db, config).start();
+    ledger.submit_block("sleep", 30).await;
+    ledger.somebody_holds(1, SOON).await;
+    let began = Instant::now();
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(SOON).await.success());
+    assert!(began.elapsed() >= Duration::from_secs(1), "it did not wait for the grace");
+    let last = summary(&daemon);
+    assert_eq!(last["rows_given_back"], 30, "{last}");
+    let free = "SELECT count(*) FROM musterd.blocks WHERE worker IS NULL AND attempt = 1 AND crashes = 0 AND last_line - first_line = 29";
+    assert_eq!(ledger.number(free).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_gives_back_at_once() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let config = "[shutdown]\ngrace = \"10m\"\n[handlers.sleep]\nduration = \"1h\"\ntimeout = \"2h\"";
+    let daemon = Daemon::builder(&db, config).start();
+    ledger.submit_block("sleep", 5).await;
+    ledger.somebody_holds(1, SOON).await;
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_log(SOON, |line| line.contains("\"draining\"")).await;
+    daemon.signal(Signal::INT);
+    assert!(daemon.wait_exit(SOON).await.success());
+    assert_eq!(ledger.owned().await, 0);
+}
+
+/// A worker that takes its time to drain is not taken for dead: it keeps its lock and its beat.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_drains_is_left_in_peace() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let config = "[liveness]\nsettle = \"1s\"\n[handlers.sleep]\nduration = \"8s\"";
+    let daemon = Daemon::builder(&db, config).start();
+    let batch = ledger.submit("sleep", 1).await;
+    let worker = ledger.somebody_holds(1, SOON).await;
+    let judge = Daemon::builder(&db, config).start();
+    judge.wait_ready().await;
+    daemon.signal(Signal::TERM);
+    ledger.worker_is(&worker, "draining", SOON).await;
+    assert!(daemon.wait_exit(SOON).await.success());
+    ledger.worker_is(&worker, "stopped", SOON).await;
+    assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(1));
+    assert_eq!((ledger.dead().await, ledger.claimed_again().await), (0, 0));
+}
+
+/// Exit 0 is a promise; without the database nobody can give it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_cannot_ask_what_it_owns_does_not_exit_with_nought() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let proxy = FaultProxy::start(([127, 0, 0, 1], services::postgres().port()).into()).await;
+    let url = proxy.rewrite(db.url());
+    let config = format!(
+        "[database]\nurl = {url:?}\n[shutdown]\ngrace = \"500ms\"\n[handlers.sleep]\nduration = \"1h\""
+    );
+    let daemon = Daemon::builder(&db, &config).start();
+    ledger.submit_block("sleep", 5).await;
+    ledger.somebody_holds(1, SOON).await;
+    proxy.set(Fault::RefuseNew);
+    proxy.reset_all();
+    daemon.signal(Signal::TERM);
+    let status = daemon.wait_exit(SOON).await;
+    assert_eq!(status.code(), Some(1));
+    assert_eq!(summary(&daemon)["clean"], false);
+    assert_eq!(ledger.owned().await, 1, "the block is left to the recovery");
+}

@@ -1,0 +1,50 @@
+//! L3: what a living worker owns and does not hold is freed; what it holds and does not own is given up.
+
+use std::time::Duration;
+
+use crate::suite::support::daemon::Daemon;
+use crate::suite::support::database::TestDb;
+use crate::suite::support::work::{End, Ledger, metric};
+
+const SOON: Duration = Duration::from_secs(60);
+const OFTEN: &str = "[liveness]\nreconcile_interval = \"500ms\"\n[handlers.sleep]\nduration = \"1h\"";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_living_worker_owns_and_does_not_hold_is_freed() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let daemon = Daemon::builder(&db, OFTEN).start();
+    daemon.wait_ready().await;
+    let worker = ledger.worker_of(&daemon).await;
+    // As if a claim had been committed whose reply never came, and whose tokens were forgotten.
+    let lose = "WITH b AS (SELECT musterd.submit_batch('noop', ARRAY ['1'::jsonb, '2'], hold => true) AS id),
+         n AS (SELECT id FROM b)
+         SELECT id FROM n";
+    let batch: i64 = ledger.client.query_one(lose, &[]).await.unwrap().get(0);
+    let own = "INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, worker, token, claimed_at)
+               VALUES ($1, 1, 2, 'default', 'noop', 100, $2, gen_random_uuid(), now())";
+    ledger.client.execute("UPDATE musterd.batches SET next_line = 3", &[]).await.unwrap();
+    ledger.client.execute("SELECT musterd.release($1)", &[&batch]).await.unwrap();
+    ledger.client.execute(own, &[&batch, &worker]).await.unwrap();
+    assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(2));
+    assert_eq!(metric(&daemon, "musterd_liveness_reconciled_total ").await, 1.0);
+    let charged = "SELECT count(*) FROM public.claims WHERE crashes > 0";
+    assert_eq!(ledger.number(charged).await, 0, "nothing was started, nothing is charged");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_worker_holds_and_does_not_own_is_given_up() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let daemon = Daemon::builder(&db, OFTEN).start();
+    ledger.submit_block("sleep", 3).await;
+    ledger.somebody_holds(1, SOON).await;
+    // As if PostgreSQL had crashed and lost a claim that was not synced yet.
+    ledger
+        .client
+        .execute("UPDATE musterd.blocks SET worker = NULL, token = NULL, available_at = 'infinity'", &[])
+        .await
+        .unwrap();
+    daemon.wait_for_log(SOON, |line| line.contains("this block is not ours any more")).await;
+    assert!(metric(&daemon, "musterd_liveness_reconciled_total ").await >= 1.0);
+}
