@@ -64,21 +64,23 @@ impl Heartbeat {
             .enable_all()
             .build()
             .map_err(|source| HeartbeatError::Thread { source })?;
-        runtime.block_on(async {
-            let roll = match self.config.backend {
-                Backend::Redis => Some(Roll::open(&self.redis, &self.metrics)?),
-                Backend::Postgres => None,
-            };
-            let missing = tokio::sync::Notify::new();
-            tokio::join!(
-                beats::beat(&self, roll.as_ref(), &missing, &stop),
-                tracking::track(&self, roll.as_ref(), &missing, &stop),
-            );
-            if let Some(roll) = roll {
-                self.farewell(&roll).await;
-            }
-            Ok(())
-        })
+        runtime.block_on(self.live(stop))
+    }
+
+    async fn live(self, stop: CancellationToken) -> Result<(), HeartbeatError> {
+        let roll = match self.config.backend {
+            Backend::Redis => Some(Roll::open(&self.redis, &self.metrics)?),
+            Backend::Postgres => None,
+        };
+        let missing = tokio::sync::Notify::new();
+        tokio::join!(
+            beats::beat(&self, roll.as_ref(), &missing, &stop),
+            tracking::track(&self, roll.as_ref(), &missing, &stop),
+        );
+        if let Some(roll) = roll {
+            self.farewell(&roll).await;
+        }
+        Ok(())
     }
 
     /// Off the roll. The record of what is still in hand stays for whoever recovers it; an empty one is gone by itself.

@@ -8,8 +8,10 @@ use rustix::process::Signal;
 use crate::suite::support::config::TestConfig;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::proxy::{Fault, FaultProxy};
 use crate::suite::support::schedule::Schedule;
 use crate::suite::support::services;
+use crate::suite::support::wait::eventually;
 use crate::suite::support::work::{End, Ledger, metric};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -233,4 +235,32 @@ async fn nobody_is_taken_for_dead_when_all_sessions_are_cut() {
     let config = TestConfig::new(&db, "");
     let output = config.musterd(&["worker", "list"]).await;
     assert_eq!(String::from_utf8(output.stdout).unwrap().matches("alive").count(), 4);
+}
+
+/// A living worker that has lost its lock, and cannot have it back, keeps itself alive by beating.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_living_worker_without_its_lock_is_not_taken_for_dead() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let proxy = FaultProxy::start(([127, 0, 0, 1], services::postgres().port()).into()).await;
+    let url = proxy.rewrite(db.url());
+    let settings = "[liveness]\nsettle = \"1s\"\n[handlers.sleep]\nduration = \"100ms\"\n";
+    let judge = Daemon::builder(&db, settings).start();
+    judge.wait_ready().await;
+    let daemon = Daemon::builder(&db, &format!("{settings}[database]\nurl = {url:?}")).start();
+    daemon.wait_ready().await;
+    let worker = ledger.worker_of(&daemon).await;
+    let key = format!("SELECT count(*) FROM musterd.workers WHERE id = '{worker}' AND lock_key IS NOT NULL");
+    eventually(SOON, "it has its lock", async || (ledger.number(&key).await == 1).then_some(())).await;
+    proxy.set(Fault::RefuseNew);
+    let cut = "SELECT count(pg_terminate_backend(l.pid)) FROM pg_locks l JOIN musterd.workers w
+                  ON l.locktype = 'advisory' AND (l.classid::bigint << 32) | l.objid::bigint = w.lock_key
+                WHERE w.id = $1";
+    assert_eq!(ledger.client.query_one(cut, &[&worker]).await.unwrap().get::<_, i64>(0), 1);
+    // Three seconds of silence would be its death; it has twice the chance.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert_eq!(ledger.dead().await, 0);
+    proxy.set(Fault::None);
+    daemon.wait_ready().await;
+    assert_eq!(ledger.dead().await, 0);
 }

@@ -68,7 +68,6 @@ async fn a_row_that_kills_its_process_fails_alone() {
     let alone =
         "SELECT count(*) FROM public.claims WHERE solo AND batch = (SELECT min(id) FROM musterd.batches)";
     assert!(ledger.number(alone).await >= 3);
-    // Nobody ever held two suspects at a time: the claims of one worker with crashes are one after the other.
     daemon.signal(Signal::TERM);
     assert!(daemon.wait_exit(Duration::from_secs(60)).await.success());
     assert_eq!(ledger.owned().await, 0);
@@ -103,5 +102,38 @@ async fn a_solitary_row_runs_with_nothing_beside_it() {
         .map(|r| r.get(0))
         .collect();
     assert_eq!(company, [0]);
+    drop(daemon);
+}
+
+/// Should the process die again, few are to blame.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_holds_one_suspect_at_a_time() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let watch = "CREATE TABLE public.company (others int);
+         CREATE FUNCTION public.count_company() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             INSERT INTO public.company
+             SELECT count(*) FROM musterd.blocks WHERE worker = NEW.worker AND crashes > 0 AND id <> NEW.id;
+             RETURN NULL;
+         END $$;
+         CREATE TRIGGER company AFTER UPDATE OF worker ON musterd.blocks FOR EACH ROW
+             WHEN (NEW.worker IS NOT NULL AND NEW.crashes > 0) EXECUTE FUNCTION public.count_company()";
+    ledger.client.batch_execute(watch).await.unwrap();
+    let mut batches = Vec::new();
+    for _ in 0..6 {
+        batches.push(ledger.submit_block("sleep", 2).await);
+    }
+    ledger.client.execute("UPDATE musterd.blocks SET crashes = 1", &[]).await.unwrap();
+    let innocent = ledger.submit("sleep", 20).await;
+    let daemon =
+        Daemon::builder(&db, "[claim]\npoll_interval = \"100ms\"\n[handlers.sleep]\nduration = \"100ms\"")
+            .start();
+    for batch in batches {
+        assert_eq!(ledger.end_of(batch, Duration::from_secs(60)).await, End::succeeded(2));
+    }
+    assert_eq!(ledger.end_of(innocent, Duration::from_secs(60)).await, End::succeeded(20));
+    assert_eq!(ledger.number("SELECT max(others)::bigint FROM public.company").await, 0);
+    assert_eq!(ledger.number("SELECT count(*) FROM public.company").await, 6);
     drop(daemon);
 }

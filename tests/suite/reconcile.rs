@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::wait::eventually;
 use crate::suite::support::work::{End, Ledger, metric};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -46,5 +47,9 @@ async fn what_a_worker_holds_and_does_not_own_is_given_up() {
         .await
         .unwrap();
     daemon.wait_for_log(SOON, |line| line.contains("this block is not ours any more")).await;
-    assert!(metric(&daemon, "musterd_liveness_reconciled_total ").await >= 1.0);
+    eventually(SOON, "its handler is stopped", async || {
+        (metric(&daemon, "musterd_fenced_total ").await > 0.0).then_some(())
+    })
+    .await;
+    assert_eq!(metric(&daemon, "musterd_liveness_reconciled_total ").await, 1.0);
 }

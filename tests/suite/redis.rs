@@ -43,8 +43,11 @@ async fn an_emptied_restarted_or_spoilt_redis_makes_nobody_steal() {
         client.flushall::<()>(false).await.unwrap();
         ledger.has_results(batch, 50 + round * 50, SOON).await;
     }
-    let workers: Vec<String> = client.smembers("MUSTER_WORKER_REGISTRY").await.unwrap();
-    assert!(!workers.is_empty(), "the living write themselves into the registry again");
+    let workers = eventually(SOON, "the living write themselves into the registry again", async || {
+        let workers: Vec<String> = client.smembers("MUSTER_WORKER_REGISTRY").await.unwrap();
+        (workers.len() == 4).then_some(workers)
+    })
+    .await;
 
     // Every key of theirs, with a type it must not have.
     for round in 1..=10 {
@@ -153,6 +156,15 @@ async fn a_redis_cluster_serves_as_well_as_a_single_server() {
         .output()
         .unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stdout));
+    for node in &nodes {
+        eventually(SOON, "the node knows the whole cluster", async || {
+            let port = node.address().port().to_string();
+            let info = Command::new("redis-cli").args(["-p", &port, "cluster", "info"]).output().unwrap();
+            let info = String::from_utf8_lossy(&info.stdout).into_owned();
+            (info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")).then_some(())
+        })
+        .await;
+    }
     let url = format!("redis-cluster://{}?node={}&node={}", addresses[0], addresses[1], addresses[2]);
     let config = config(&url, BUSY).replace("50ms", "500ms");
     let daemon = Daemon::builder(&db, &config).start();
