@@ -157,9 +157,9 @@ impl Beats<'_> {
             self.connection = None;
             return self.failed(&error);
         }
-        // Signed with the old name until here: what was claimed meanwhile belongs to a dead owner and is freed by others.
+        // What was claimed with the old name until here belongs to a dead owner: others free it, the reconciliation
+        // gives it up.
         heart.identity.change(new.clone());
-        heart.held.fence_all();
         heart.lease.renew(sent);
         self.failures = 0;
         heart.health.ready(PART);
