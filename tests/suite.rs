@@ -32,6 +32,12 @@ mod suite {
     mod schedules_claim;
     mod schedules_complete;
     mod schedules_flush;
+    mod sql_batches;
+    mod sql_corpus;
+    mod sql_races;
+    mod sql_roles;
+    mod sql_submit;
+    mod sql_tasks;
     mod submit_race;
     mod task_schedules;
     mod walk_crash;

@@ -33,8 +33,6 @@ use tokio_util::sync::CancellationToken;
 
 /// Input that a fiber has in memory at a time, give or take a row.
 const PAGE_BYTES: usize = 4 << 20;
-/// Rows of an unknown size are read carefully at first.
-const FIRST_PAGE: usize = 64;
 /// Outcomes handed over together; slow rows are handed over as they come.
 const CHUNK: usize = 100;
 const CHUNK_BYTES: usize = 1 << 20;
@@ -268,7 +266,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     async fn run(&mut self) -> End {
-        let mut limit = FIRST_PAGE.max(self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES));
+        let mut limit = self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES);
         loop {
             let Some(page) = self.read_page(limit).await else {
                 return interrupted(self.cancel, &self.bench.now).await;
@@ -287,7 +285,7 @@ impl Work<'_> {
             if was_last || self.next_line > self.block.last {
                 return End::Whole;
             }
-            limit = FIRST_PAGE.max(self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES));
+            limit = self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES);
         }
     }
 

@@ -13,8 +13,8 @@ const UNTIMED: f64 = 16.0;
 const WORTH_A_BLOCK: Duration = Duration::from_millis(10);
 /// How much the newest measurement counts.
 const NEWEST: f64 = 0.3;
-/// Rows of a batch nobody has seen yet are taken to have this size.
-const UNSEEN_ROW: f64 = 4096.0;
+/// Rows of a batch nobody has seen yet are taken to have this size: 64 of them are a page of 4 MiB.
+const UNSEEN_ROW: f64 = 65536.0;
 const REMEMBERED: usize = 1_000;
 
 #[derive(Clone, Debug, Default)]
@@ -53,13 +53,14 @@ impl Pace {
         seen.bytes_per_row.insert(batch, bytes as f64 / rows as f64);
     }
 
-    /// Rows of this batch that should fit in `bytes`.
+    /// Rows of this batch that should fit in `bytes`, at least one. What is asked for beyond that is sent for nothing.
     pub fn page_rows(&self, batch: i64, bytes: usize) -> usize {
         let row = self.lock().bytes_per_row.get(&batch).copied();
-        match row {
+        let rows = match row {
             Some(row) => (bytes as f64 / row.max(1.0)) as usize,
-            None => (bytes as f64 / UNSEEN_ROW) as usize / 16,
-        }
+            None => (bytes as f64 / UNSEEN_ROW) as usize,
+        };
+        rows.max(1)
     }
 
     /// The lines of a block of `command`: as many as take `target`, at most `largest`.
@@ -109,6 +110,7 @@ mod tests {
         let pace = Pace::default();
         pace.saw_rows(1, 10, 10 << 20);
         assert_eq!(pace.page_rows(1, 4 << 20), 4);
+        assert_eq!((pace.page_rows(1, 100), pace.page_rows(3, 4 << 20)), (1, 64));
         pace.saw_rows(2, 100, 2_000);
         assert!(pace.page_rows(2, 4 << 20) > 500);
     }

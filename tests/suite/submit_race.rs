@@ -51,7 +51,7 @@ async fn sixty_four_submitters_with_one_key_make_one_batch() {
     let one = async |number: u32| {
         together.wait().await;
         // Every eighth has other rows under the same key.
-        let sent = send(&db, "once", body(if number % 8 == 0 { 9 } else { 1 }, 500));
+        let sent = send(&db, "once", body(if number.is_multiple_of(8) { 9 } else { 1 }, 500));
         if number % 4 == 1 {
             // Cut off somewhere on the way.
             let limit = std::time::Duration::from_millis(u64::from(number));

@@ -27,6 +27,8 @@ pub(crate) mod run;
 pub(crate) mod schedule;
 #[path = "support/services.rs"]
 pub(crate) mod services;
+#[path = "support/sql.rs"]
+pub(crate) mod sql;
 #[path = "support/tasks.rs"]
 pub(crate) mod tasks;
 #[path = "support/wait.rs"]

@@ -1,0 +1,193 @@
+//! submit_batch and append_rows, as a producer calls them.
+
+use std::collections::BTreeSet;
+
+use futures::future::join_all;
+use tokio::sync::Barrier;
+
+use crate::suite::support::database::TestDb;
+use crate::suite::support::ledger::{carve, session, success, write, written};
+use crate::suite::support::sql::{refusal, rows, value};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_has_what_it_was_given_and_defaults_for_the_rest() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute("SELECT musterd.register_command('charge', 'money', 'http')").await.unwrap();
+    let plain =
+        value(&client, "SELECT musterd.submit_batch('charge', ARRAY['1', 'null', '{\"a\": 2}']::jsonb[])")
+            .await;
+    let state = "SELECT queue, priority, state, rows, queued, running, succeeded, failed, aborted FROM musterd.batch_progress WHERE id = ";
+    assert_eq!(value(&client, &format!("{state}{plain}")).await, "money|100|queued|3|3|0|0|0|0");
+    let lines = format!(
+        "SELECT line, input, state, attempt FROM musterd.batch_rows WHERE batch_id = {plain} ORDER BY line"
+    );
+    assert_eq!(rows(&client, &lines).await, ["1|1|queued|", "2|null|queued|", "3|{\"a\": 2}|queued|"]);
+    let full = value(
+        &client,
+        "SELECT musterd.submit_batch('charge', '[1, 2]'::jsonb, queue => 'q', context => '{\"t\": 7}', priority => 5,
+            hold => true, max_attempts => 9, row_timeout => '7 s', max_failed => 3, max_failed_percent => 12.5,
+            on_done => 'report', on_budget => 'hold', traceparent => '00-ab-cd-01')",
+    )
+    .await;
+    let all = format!(
+        "SELECT b.queue, b.priority, b.open, b.max_attempts, b.row_timeout, b.max_failed, b.max_failed_percent, b.on_done,
+                b.on_budget, t.payload, t.state, t.traceparent
+           FROM musterd.batches b JOIN musterd.tasks t USING (id) WHERE id = {full}"
+    );
+    assert_eq!(value(&client, &all).await, "q|5|f|9|00:00:07|3|12.5|report|hold|{\"t\": 7}|held|00-ab-cd-01");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_batch_ends_at_once_unless_it_is_held() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let state = |id: &str| format!("SELECT state FROM musterd.batch_progress WHERE id = {id}");
+    let told = "SELECT count(*) FROM musterd.tasks WHERE command = 'tell'";
+    for rows in ["'[]'::jsonb", "'{}'::jsonb[]"] {
+        let id =
+            value(&client, &format!("SELECT musterd.submit_batch('work', {rows}, on_done => 'tell')")).await;
+        assert_eq!(value(&client, &state(&id)).await, "succeeded");
+    }
+    let held =
+        value(&client, "SELECT musterd.submit_batch('work', '[]'::jsonb, hold => true, on_done => 'tell')")
+            .await;
+    assert_eq!(value(&client, &state(&held)).await, "held");
+    assert_eq!(value(&client, told).await, "2");
+    assert_eq!(value(&client, &format!("SELECT musterd.release({held})")).await, "succeeded");
+    assert_eq!(value(&client, told).await, "3");
+    // A producer's own isolation is no reason to refuse it; a worker is asked to end the batch.
+    client.batch_execute("LISTEN musterd_check; BEGIN ISOLATION LEVEL SERIALIZABLE").await.unwrap();
+    let id = value(&client, "SELECT musterd.submit_batch('work', '[]'::jsonb)").await;
+    client.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(value(&client, &state(&id)).await, "queued");
+    assert_eq!(
+        value(&client, &format!("SELECT musterd.complete_scope({id}, 1, 0, 0, 0)")).await,
+        "completed"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_a_batch_is_refused_with_its_reason() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let wrong = [
+        ("ARRAY['1'::jsonb, NULL]", "22004 row 2 is null"),
+        ("NULL::jsonb[]", "22004 rows is null"),
+        ("ARRAY[['1'], ['2']]::jsonb[]", "2202E rows has 2 dimensions"),
+        ("'{}'::jsonb", "22023 rows is a JSON object"),
+        ("NULL::jsonb", "22023 rows is a JSON nothing"),
+        ("'[]'::jsonb, max_failed_percent => 101", "23514"),
+        ("'[]'::jsonb, max_failed => -1", "23514"),
+        ("'[]'::jsonb, on_budget => 'panic'", "23514"),
+        ("'[]'::jsonb, row_timeout => '0 s'", "23514"),
+        ("'[]'::jsonb, parent_id => 4711", "P0002 no task 4711"),
+    ];
+    for (arguments, reason) in wrong {
+        let said = refusal(&client, &format!("SELECT musterd.submit_batch('work', {arguments})")).await;
+        assert!(said.starts_with(reason), "{arguments}: {said}");
+    }
+    assert_eq!(value(&client, "SELECT count(*) FROM musterd.tasks").await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeat_with_its_key_is_the_same_batch_and_another_body_a_conflict() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let send = |rows: &str, more: &str| {
+        format!("SELECT musterd.submit_batch('work', '{rows}'::jsonb, idempotency_key => 'k'{more})")
+    };
+    let id = value(&client, &send(r#"[1, {"b": 1, "a": 2}]"#, "")).await;
+    assert_eq!(
+        value(&client, &send(r#"[1, {"a":2,"b":1}]"#, "")).await,
+        id,
+        "the same JSON, written otherwise"
+    );
+    let as_array = "SELECT musterd.submit_batch('work', ARRAY['1', '{\"a\": 2, \"b\": 1}']::jsonb[], idempotency_key => 'k')";
+    assert_eq!(value(&client, as_array).await, id, "the other form of the same rows");
+    for (rows, more) in [
+        (r#"[{"b": 1, "a": 2}, 1]"#, ""),
+        ("[1]", ""),
+        (r#"[1, {"b": 1, "a": 2}]"#, ", priority => 1"),
+        (r#"[1, {"b": 1, "a": 2}]"#, ", hold => true"),
+    ] {
+        let said = refusal(&client, &send(rows, more)).await;
+        assert!(said.starts_with("23505 idempotency key \"k\" was used by task"), "{said}");
+    }
+    // One key for tasks and batches together.
+    let said = refusal(&client, "SELECT musterd.enqueue('work', idempotency_key => 'k')").await;
+    assert!(said.starts_with("23505"), "{said}");
+    assert_eq!(
+        value(&client, "SELECT count(*) || '/' || (SELECT count(*) FROM musterd.rows) FROM musterd.batches")
+            .await,
+        "1/2"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixty_four_transactions_with_one_key_make_one_batch() {
+    let db = TestDb::new().await;
+    let together = Barrier::new(64);
+    let one = async |number: usize| {
+        let client = db.client().await;
+        let rows = if number.is_multiple_of(8) { "[9]" } else { "[1, 2, 3]" };
+        client.batch_execute("BEGIN").await.unwrap();
+        together.wait().await;
+        let submit =
+            format!("SELECT musterd.submit_batch('work', '{rows}'::jsonb, idempotency_key => 'one')");
+        let answer = client.simple_query(&submit).await;
+        // Some change their mind; whoever waits for them then makes the batch.
+        client.batch_execute(if number.is_multiple_of(5) { "ROLLBACK" } else { "COMMIT" }).await.unwrap();
+        match answer {
+            Ok(answer) => answer
+                .iter()
+                .find_map(|message| match message {
+                    tokio_postgres::SimpleQueryMessage::Row(row) if !number.is_multiple_of(5) => row.get(0),
+                    _ => None,
+                })
+                .map(str::to_owned),
+            Err(error) => {
+                assert_eq!(error.code().map(|state| state.code()), Some("23505"), "{error:?}");
+                None
+            }
+        }
+    };
+    let ids: BTreeSet<String> = join_all((0..64).map(one)).await.into_iter().flatten().collect();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    let client = db.client().await;
+    let whole = "SELECT count(*) || ' ' || bool_and(b.rows = (SELECT count(*) FROM musterd.rows)) FROM musterd.batches b";
+    assert_eq!(value(&client, whole).await, "1 true");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_added_to_a_batch_that_is_held_or_runs_and_to_no_other() {
+    let db = TestDb::new().await;
+    let (client, worker) = (db.client().await, session(&db).await);
+    let id = value(&client, "SELECT musterd.submit_batch('work', '[1]'::jsonb, hold => true)").await;
+    let append = |rows: &str| format!("SELECT musterd.append_rows({id}, {rows})");
+    assert_eq!(value(&client, &append("'[2]'::jsonb")).await, "2");
+    assert_eq!(value(&client, &format!("SELECT musterd.release({id})")).await, "running");
+    let block = carve(&worker, 1, 2).await.remove(0);
+    assert_eq!(value(&client, &append("ARRAY['3', '4']::jsonb[]")).await, "4");
+    assert_eq!(value(&client, &append("'[]'::jsonb")).await, "4");
+    let staged = format!(
+        "BEGIN; CREATE TEMP TABLE staged (line int, input jsonb) ON COMMIT DROP;
+         INSERT INTO staged VALUES (10, '6'), (7, '5'); SELECT musterd.extend_batch({id}, 'pg_temp.staged'); COMMIT"
+    );
+    assert_eq!(rows(&client, &staged).await, ["6"]);
+    let lines = format!(
+        "SELECT string_agg(line || ':' || input, ' ' ORDER BY line) FROM musterd.rows WHERE batch_id = {id}"
+    );
+    assert_eq!(value(&client, &lines).await, "1:1 2:2 3:3 4:4 5:5 6:6");
+    assert_eq!(write(&worker, success(&block, 1..=2, Some(Default::default()))).await, written(2));
+    client.batch_execute(&format!("SELECT musterd.abort({id})")).await.unwrap();
+    let said = refusal(&client, &append("'[7]'::jsonb")).await;
+    assert!(said.starts_with("23514") && said.contains("is being aborted"), "{said}");
+    assert_eq!(
+        value(&client, &format!("SELECT musterd.complete_scope({id}, 1, 6, 2, 0)")).await,
+        "completed"
+    );
+    let said = refusal(&client, &append("'[7]'::jsonb")).await;
+    assert!(said.starts_with("23514") && said.contains("has ended"), "{said}");
+    assert!(refusal(&client, "SELECT musterd.append_rows(4711, '[1]'::jsonb)").await.starts_with("P0002"));
+}
