@@ -19,6 +19,7 @@ mod suite {
     mod harness_death;
     mod hostile;
     mod latency;
+    mod manual;
     mod memory;
     mod migrate;
     mod objects;
@@ -40,6 +41,7 @@ mod suite {
     mod sql_tasks;
     mod submit_race;
     mod task_schedules;
+    mod task_sql;
     mod walk_crash;
     mod walk_drain;
     mod walk_operators;

@@ -1,0 +1,280 @@
+//! `sql` handlers: effects and outcome are one transaction, whatever dies in the middle.
+
+use rustix::process::Signal;
+use tokio_postgres::Client;
+
+use crate::suite::support::daemon::Daemon;
+use crate::suite::support::database::TestDb;
+use crate::suite::support::proxy::FaultProxy;
+use crate::suite::support::services;
+use crate::suite::support::tasks::{
+    QUICK, RUNNING_PROCEDURES, SOON, becomes, end_of, field, free_tasks_of, number, text, texts,
+};
+use crate::suite::support::wait::eventually;
+
+/// Procedures with an effect each: at once, behind a gate (an advisory lock that the test holds), with children, without end.
+const PROCEDURES: &str = "
+    CREATE SCHEMA app;
+    SET search_path = app;
+    CREATE TABLE effects (task_id bigint NOT NULL);
+    CREATE SEQUENCE tries;
+    CREATE PROCEDURE note(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+    BEGIN INSERT INTO effects VALUES (p_task_id); END $$;
+    CREATE PROCEDURE gated(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+    BEGIN INSERT INTO effects VALUES (p_task_id); PERFORM pg_advisory_xact_lock_shared(7); END $$;
+    CREATE PROCEDURE plan(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO effects VALUES (p_task_id);
+        PERFORM musterd.spawn('note', '{}', p_task_id) FROM generate_series(1, 3);
+    END $$;
+    CREATE PROCEDURE endless(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO effects VALUES (p_task_id);
+        PERFORM musterd.spawn('note', '{}', p_task_id);
+        PERFORM pg_sleep(3600);
+    END $$;
+    CREATE PROCEDURE conflicting(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO effects VALUES (p_task_id);
+        IF nextval('tries') <= (p_payload ->> 'conflicts')::int THEN
+            RAISE EXCEPTION 'in the way' USING ERRCODE = p_payload ->> 'code';
+        END IF;
+    END $$;
+    CREATE PROCEDURE committing(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+    BEGIN INSERT INTO effects VALUES (p_task_id); COMMIT; END $$;
+    CREATE PROCEDURE raising(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO effects VALUES (p_task_id);
+        RAISE EXCEPTION 'no stock' USING DETAIL = 'shelf 7 is empty';
+    END $$;";
+
+fn config(more: &str) -> String {
+    let handlers: String = ["note", "gated", "plan", "endless", "conflicting", "committing", "raising"]
+        .iter()
+        .map(|name| {
+            format!("[handlers.{name}]\nkind = \"sql\"\nprocedure = \"app.{name}\"\nsearch_path = \"app\"\n")
+        })
+        .collect();
+    format!("{QUICK}{handlers}{more}")
+}
+
+async fn with_procedures() -> (TestDb, Client) {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute(PROCEDURES).await.unwrap();
+    (db, client)
+}
+
+async fn enqueue(client: &Client, arguments: &str) -> i64 {
+    number(client, &format!("SELECT musterd.enqueue({arguments})")).await
+}
+
+/// Tasks of a command that did not have their effect exactly once.
+async fn not_once(client: &Client, command: &str) -> i64 {
+    let sql = format!(
+        "SELECT count(*) FROM musterd.tasks t WHERE t.command = '{command}'
+            AND (SELECT count(*) FROM effects e WHERE e.task_id = t.id) <> 1"
+    );
+    number(client, &sql).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_random_kills_leave_every_effect_exactly_once() {
+    const KILLS: i64 = 20;
+    let (db, client) = with_procedures().await;
+    let config = config("[queues.default]\nfibers = 4\n");
+    let slow = "CREATE OR REPLACE PROCEDURE note(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+        BEGIN INSERT INTO effects VALUES (p_task_id); PERFORM pg_sleep(random() / 100); END $$";
+    client.batch_execute(slow).await.unwrap();
+    let all = "SELECT count(musterd.enqueue('plan')) FROM generate_series(1, 150)";
+    client.batch_execute(all).await.unwrap();
+    for _ in 0..KILLS {
+        let before = number(&client, "SELECT count(*) FROM effects").await;
+        let more = before + 1 + i64::from(rand::random::<u8>() % 16);
+        let daemon = Daemon::builder(&db, &config).log("warn").start();
+        eventually(SOON, "some more effects, or the end", async || {
+            let now = number(&client, "SELECT count(*) FROM effects").await;
+            (now >= more || now == 600).then_some(())
+        })
+        .await;
+        daemon.signal(Signal::KILL);
+        daemon.wait_exit(SOON).await;
+        free_tasks_of(&client, daemon.pid()).await;
+    }
+    let daemon = Daemon::builder(&db, &config).log("warn").start();
+    becomes(&client, "SELECT state, count(*) FROM musterd.tasks GROUP BY 1", "succeeded|600").await;
+    assert_eq!(not_once(&client, "plan").await, 0);
+    assert_eq!(not_once(&client, "note").await, 0);
+    assert_eq!(number(&client, "SELECT count(*) FROM effects").await, 600);
+    drop(daemon);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_dies_around_the_commit_has_all_of_it_or_nothing() {
+    for (failpoint, after_the_crash) in
+        [("sql.before_commit", "running|0|0"), ("sql.committed", "waiting|1|3")]
+    {
+        let (db, client) = with_procedures().await;
+        let id = enqueue(&client, "'plan'").await;
+        let wish = format!("{failpoint}=1*abort");
+        let dying = Daemon::builder(&db, &config("")).env("MUSTERD_FAILPOINTS", &wish).start();
+        dying.wait_exit(SOON).await;
+        let seen = format!(
+            "SELECT t.state, (SELECT count(*) FROM effects),
+                    (SELECT count(*) FROM musterd.tasks c WHERE c.parent_id = t.id) FROM musterd.tasks t WHERE t.id = {id}"
+        );
+        assert_eq!(text(&client, &seen).await, after_the_crash);
+        free_tasks_of(&client, dying.pid()).await;
+        let _living = Daemon::builder(&db, &config("")).start();
+        assert_eq!(end_of(&client, id).await, "succeeded");
+        assert_eq!((not_once(&client, "plan").await, not_once(&client, "note").await), (0, 0));
+        assert_eq!(number(&client, "SELECT count(*) FROM effects").await, 4, "{failpoint}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backend_that_is_terminated_in_the_middle_costs_no_attempt() {
+    let (db, client) = with_procedures().await;
+    client.batch_execute("SELECT pg_advisory_lock(7)").await.unwrap();
+    let _daemon = Daemon::builder(&db, &config("")).start();
+    let id = enqueue(&client, "'gated', max_attempts => 1").await;
+    becomes(&client, RUNNING_PROCEDURES, "1").await;
+    let terminate = RUNNING_PROCEDURES.replace("count(*)", "pg_terminate_backend(pid)");
+    assert_eq!(texts(&client, &terminate).await, ["t"]);
+    becomes(&client, &format!("SELECT claimed_at > created_at AND error LIKE '%terminating%' AND state = 'running' FROM musterd.tasks WHERE id = {id}"), "t").await;
+    client.batch_execute("SELECT pg_advisory_unlock(7)").await.unwrap();
+    assert_eq!(end_of(&client, id).await, "succeeded");
+    assert_eq!(field(&client, id, "attempt || ' ' || crashes").await, "1 0");
+    assert_eq!(not_once(&client, "gated").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_breaks_in_the_middle_counts_as_a_crash_and_the_effect_is_there_once() {
+    let (db, client) = with_procedures().await;
+    client.batch_execute("SELECT pg_advisory_lock(7)").await.unwrap();
+    let proxy = FaultProxy::start(([127, 0, 0, 1], services::postgres().port()).into()).await;
+    let through = format!("[database]\nurl = \"{}\"\n[liveness]\nmax_crashes = 2\n", proxy.rewrite(db.url()));
+    let _daemon = Daemon::builder(&db, &config(&through)).start();
+    let id = enqueue(&client, "'gated', max_attempts => 1").await;
+    becomes(&client, RUNNING_PROCEDURES, "1").await;
+    proxy.reset_all();
+    becomes(
+        &client,
+        &format!("SELECT crashes FROM musterd.tasks WHERE id = {id} AND state = 'running'"),
+        "1",
+    )
+    .await;
+    client.batch_execute("SELECT pg_advisory_unlock(7)").await.unwrap();
+    assert_eq!(end_of(&client, id).await, "succeeded");
+    assert_eq!(field(&client, id, "attempt").await, "1");
+    assert_eq!(not_once(&client, "gated").await, 0);
+
+    // A procedure that does it every time is not run for ever.
+    client.batch_execute("SELECT pg_advisory_lock(7)").await.unwrap();
+    let id = enqueue(&client, "'gated'").await;
+    for crashes in ["0", "1"] {
+        becomes(
+            &client,
+            &format!("SELECT crashes FROM musterd.tasks WHERE id = {id} AND state = 'running'"),
+            crashes,
+        )
+        .await;
+        becomes(&client, &RUNNING_PROCEDURES.replace("count(*)", "count(*) > 0"), "t").await;
+        proxy.reset_all();
+    }
+    assert_eq!(end_of(&client, id).await, "failed");
+    let error = field(&client, id, "error").await;
+    assert!(error.contains("lost the connection it ran on, 2 times"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn role_search_path_and_statement_timeout_are_the_handlers() {
+    let (db, client) = with_procedures().await;
+    let role = format!("{}_role", db.name());
+    let setup = format!(
+        "CREATE ROLE \"{role}\"; GRANT USAGE ON SCHEMA app TO \"{role}\";
+         CREATE TABLE app.seen (who text, path text, timeout text); GRANT INSERT ON app.seen TO \"{role}\";
+         CREATE PROCEDURE app.look(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+         BEGIN
+             INSERT INTO seen VALUES (current_user, current_setting('search_path'), current_setting('statement_timeout'));
+             PERFORM pg_sleep((p_payload ->> 'sleep')::float);
+         END $$;"
+    );
+    client.batch_execute(&setup).await.unwrap();
+    let handler = format!(
+        "[handlers.look]\nkind = \"sql\"\nprocedure = \"app.look\"\nrole = '\"{role}\"'\nsearch_path = \"app, pg_temp\"\n\
+         statement_timeout = \"1500ms\"\n"
+    );
+    let _daemon = Daemon::builder(&db, &config(&handler)).start();
+    // The role has no right to musterd's tables: the outcome is written by the worker.
+    let id = enqueue(&client, "'look', '{\"sleep\": 0}'").await;
+    assert_eq!(end_of(&client, id).await, "succeeded");
+    let seen = "SELECT * FROM app.seen";
+    assert_eq!(text(&client, seen).await, format!("{role}|app, pg_temp|1500ms"));
+    let id = enqueue(&client, "'look', '{\"sleep\": 3600}', max_attempts => 1").await;
+    assert_eq!(end_of(&client, id).await, "failed");
+    let error = field(&client, id, "error").await;
+    assert!(error.contains("statement timeout"), "{error}");
+    assert_eq!(texts(&client, seen).await.len(), 1, "the effects of the second vanished");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_and_serialization_failures_are_tried_three_times_more_within_the_attempt() {
+    let (db, client) = with_procedures().await;
+    let _daemon = Daemon::builder(&db, &config("")).start();
+    for code in ["40001", "40P01"] {
+        client.batch_execute("ALTER SEQUENCE tries RESTART; TRUNCATE effects").await.unwrap();
+        let payload = format!("'{{\"conflicts\": 3, \"code\": \"{code}\"}}'");
+        let id = enqueue(&client, &format!("'conflicting', {payload}, max_attempts => 1")).await;
+        assert_eq!(end_of(&client, id).await, "succeeded");
+        assert_eq!(texts(&client, "SELECT task_id FROM effects").await, [id.to_string()]);
+        client.batch_execute("ALTER SEQUENCE tries RESTART").await.unwrap();
+        let payload = payload.replace(": 3", ": 100");
+        let id = enqueue(&client, &format!("'conflicting', {payload}, max_attempts => 1")).await;
+        assert_eq!(end_of(&client, id).await, "failed");
+        assert_eq!(number(&client, "SELECT last_value FROM tries").await, 4);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exception_is_a_failed_attempt_in_its_own_words_and_a_commit_inside_is_refused() {
+    let (db, client) = with_procedures().await;
+    let _daemon = Daemon::builder(&db, &config("")).start();
+    let id = enqueue(&client, "'raising', max_attempts => 2").await;
+    assert_eq!(end_of(&client, id).await, "failed");
+    assert_eq!(field(&client, id, "attempt").await, "2");
+    let error = field(&client, id, "error").await;
+    for words in ["no stock", "P0001", "detail: shelf 7 is empty", "context: PL/pgSQL function"] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    let id = enqueue(&client, "'committing', max_attempts => 1").await;
+    assert_eq!(end_of(&client, id).await, "failed");
+    let error = field(&client, id, "error").await;
+    assert!(error.contains("2D000") && error.contains("must not COMMIT"), "{error}");
+    assert_eq!(number(&client, "SELECT count(*) FROM effects").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_abort_and_a_timeout_stop_the_query_in_the_server() {
+    let (db, client) = with_procedures().await;
+    let _daemon = Daemon::builder(&db, &config("[queues.default]\nfibers = 1\n")).start();
+    let id = enqueue(&client, "'endless'").await;
+    becomes(&client, RUNNING_PROCEDURES, "1").await;
+    // It has spawned and holds no lock for it: the abort is done at once.
+    client.batch_execute("SET lock_timeout = '10s'").await.unwrap();
+    assert_eq!(text(&client, &format!("SELECT musterd.abort({id})")).await, "aborted");
+    becomes(&client, RUNNING_PROCEDURES, "0").await;
+
+    let id = enqueue(&client, "'endless', timeout => '200ms', max_attempts => 2").await;
+    assert_eq!(end_of(&client, id).await, "failed");
+    let error = field(&client, id, "error").await;
+    assert!(error.contains("timeout"), "{error}");
+    assert_eq!(field(&client, id, "attempt").await, "2");
+    becomes(&client, RUNNING_PROCEDURES, "0").await;
+
+    // The only fiber is free again, and nothing of all that exists.
+    let id = enqueue(&client, "'note'").await;
+    assert_eq!(end_of(&client, id).await, "succeeded");
+    assert_eq!(texts(&client, "SELECT task_id FROM effects").await, [id.to_string()]);
+    assert_eq!(number(&client, "SELECT count(*) FROM musterd.tasks WHERE parent_id IS NOT NULL").await, 0);
+}
