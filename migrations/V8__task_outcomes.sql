@@ -45,10 +45,11 @@ CREATE FUNCTION musterd.finish_tasks(p_outcomes musterd.task_outcome[])
 RETURNS TABLE (task_id bigint, task_state musterd.state, scope_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_ended  bigint[] := '{}';
-    v_queues text[] := '{}';
-    v_queue  text;
-    v_uncle  record;
+    v_ended   bigint[] := '{}';
+    v_waiting bigint[] := '{}';
+    v_queues  text[] := '{}';
+    v_queue   text;
+    v_uncle   record;
 BEGIN
     PERFORM musterd.lock_for_outcomes(p_outcomes);
 
@@ -103,6 +104,8 @@ BEGIN
     LOOP
         IF task_state IN ('succeeded', 'failed') THEN
             v_ended := v_ended || task_id;
+        ELSIF task_state = 'waiting' THEN
+            v_waiting := v_waiting || task_id;
         ELSIF task_state = 'queued' THEN
             v_queues := v_queues || v_queue;
         END IF;
@@ -111,6 +114,9 @@ BEGIN
     PERFORM musterd.release_uncles(v_ended);
     PERFORM musterd.tell_ended(v_ended);
     PERFORM pg_notify('musterd_wake', q.queue) FROM (SELECT DISTINCT unnest(v_queues)) q (queue);
+    -- Children that were there before are claimable in a structured queue only now.
+    PERFORM musterd.wake_structured(q.queue)
+       FROM (SELECT DISTINCT c.queue FROM musterd.tasks c WHERE c.parent_id = ANY (v_waiting)) q;
 END $$;
 COMMENT ON FUNCTION musterd.finish_tasks(musterd.task_outcome[]) IS
     'Writes the outcomes of tasks that are still held with their tokens: children, uncles and state in one. Returns a row for '

@@ -40,6 +40,8 @@ mod suite {
     mod sql_submit;
     mod sql_tasks;
     mod submit_race;
+    mod task_families;
+    mod task_modes;
     mod task_schedules;
     mod task_sql;
     mod walk_crash;

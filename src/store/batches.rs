@@ -109,7 +109,8 @@ pub async fn complete(
         _ => Completion::Missing,
     };
     match answer {
-        Completion::Completed => transaction.commit().await?,
+        // Open, too: a parent that is not over may have aborted its children.
+        Completion::Completed | Completion::Open => transaction.commit().await?,
         // Nothing was changed: no empty transaction is committed.
         _ => transaction.rollback().await?,
     }
