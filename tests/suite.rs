@@ -40,6 +40,7 @@ mod suite {
     mod sql_submit;
     mod sql_tasks;
     mod submit_race;
+    mod task_cli;
     mod task_families;
     mod task_modes;
     mod task_schedules;
