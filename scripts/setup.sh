@@ -8,6 +8,9 @@ set -eu
 OLDEST_POSTGRES=14
 OLDEST_RUST=1.95
 CARGO_DENY=0.20.2
+PSYCOPG=3.2.13
+NODE_PG=8.16.3
+DRIVERS=${0%/*}/../target/example-drivers
 POLICY=/usr/sbin/policy-rc.d
 POLICY_SAVED=$POLICY.before-musterd
 NO_CLUSTER=/etc/postgresql-common/createcluster.d/musterd-setup.conf
@@ -53,8 +56,12 @@ has() {
         postgres) has_postgres ;;
         redis) command -v redis-server >/dev/null ;;
         shellcheck) command -v shellcheck >/dev/null ;;
+        python) python3 -m pip --version >/dev/null 2>&1 ;;
+        node) command -v node >/dev/null && command -v npm >/dev/null ;;
+        python-driver) [ -d "$DRIVERS/python/psycopg" ] ;;
+        node-driver) [ -d "$DRIVERS/node/node_modules/pg" ] ;;
         deny) command -v cargo-deny >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ] ;;
-        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, shellcheck, deny)"; exit 2 ;;
+        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, shellcheck, deny, python, node, python-driver, node-driver)"; exit 2 ;;
     esac
 }
 
@@ -71,6 +78,11 @@ packages_of() {
         apt-get:cc) echo gcc libc6-dev ;;
         apt-get:postgres) echo postgresql ;;
         apt-get:redis) echo redis-server ;;
+        apt-get:python | dnf:python) echo python3 python3-pip ;;
+        apt-get:node) echo nodejs npm ;;
+        dnf:node) echo nodejs npm ;;
+        apk:python) echo python3 py3-pip ;;
+        apk:node) echo nodejs npm ;;
         dnf:cc) echo gcc ;;
         dnf:postgres) echo postgresql-server ;;
         dnf:redis) echo redis ;;
@@ -164,6 +176,8 @@ by_hand() {
         deny) say "cargo-deny is missing: cargo install --locked cargo-deny@$CARGO_DENY" ;;
         cc) if [ "$tool" = brew ]; then say "a C compiler and linker is missing: xcode-select --install"; else by_manager "a C compiler and linker (cc)" cc; fi ;;
         postgres) by_manager "PostgreSQL $OLDEST_POSTGRES or later (initdb and postgres)" postgres ;;
+        python-driver) say "psycopg $PSYCOPG is missing: python3 -m pip install --target target/example-drivers/python 'psycopg[binary]==$PSYCOPG'" ;;
+        node-driver) say "node-postgres $NODE_PG is missing: npm install --prefix target/example-drivers/node pg@$NODE_PG" ;;
         *) by_manager "$1" "$1" ;;
     esac
 }
@@ -192,6 +206,22 @@ install_deny() {
     fi
 }
 
+# The drivers that the examples of the manual use, beside the build and not in the system.
+install_python_driver() {
+    if has python; then
+        say "fetching psycopg $PSYCOPG"
+        python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --only-binary :all: \
+            --target "$DRIVERS/python" "psycopg[binary]==$PSYCOPG" >&2 || :
+    fi
+}
+
+install_node_driver() {
+    if has node; then
+        say "fetching node-postgres $NODE_PG"
+        npm install --silent --no-fund --no-audit --prefix "$DRIVERS/node" "pg@$NODE_PG" >&2 || :
+    fi
+}
+
 missing_of() { for need in "$@"; do has "$need" || echo "$need"; done; }
 
 main() {
@@ -209,7 +239,7 @@ main() {
     wanted=
     for need in "$@"; do
         case $need in
-            rust | rust-lints | deny) ;;
+            rust | rust-lints | deny | python-driver | node-driver) ;;
             *) wanted="$wanted $(packages_of "${tool:-none}" "$need")" ;;
         esac
     done
@@ -218,7 +248,12 @@ main() {
         install_packages "$tool" "$wanted" || say "$tool could not install $wanted"
     fi
     for need in "$@"; do
-        case $need in rust-lints) install_rust_lints ;; deny) install_deny ;; esac
+        case $need in
+            rust-lints) install_rust_lints ;;
+            deny) install_deny ;;
+            python-driver) install_python_driver ;;
+            node-driver) install_node_driver ;;
+        esac
     done
 
     # shellcheck disable=SC2046 # one need per word

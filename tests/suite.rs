@@ -41,6 +41,7 @@ mod suite {
     mod sql_tasks;
     mod submit_race;
     mod task_cli;
+    mod task_examples;
     mod task_families;
     mod task_modes;
     mod task_schedules;
