@@ -46,6 +46,7 @@ mod suite {
     mod task_modes;
     mod task_schedules;
     mod task_sql;
+    mod task_standards;
     mod walk_crash;
     mod walk_drain;
     mod walk_operators;
