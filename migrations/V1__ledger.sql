@@ -288,3 +288,10 @@ CREATE TABLE musterd.commands (
 COMMENT ON TABLE musterd.commands IS
     'What the live configuration declares. A command nobody declared is accepted into the default queue and waits.';
 COMMENT ON COLUMN musterd.commands.procedure IS 'Of kind sql: the procedure (bigint, jsonb) to CALL, with its schema.';
+
+CREATE TABLE musterd.rate_limits (
+    name    text PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 200),
+    next_at timestamptz NOT NULL
+) WITH (fillfactor = 50);  -- one hot row per handler, updated in place
+COMMENT ON TABLE musterd.rate_limits IS
+    'Handlers with a rate_limit: the moment of the next free turn, reserved request by request by all replicas.';

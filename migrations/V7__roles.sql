@@ -57,7 +57,7 @@ BEGIN
         GRANT USAGE ON SCHEMA musterd TO musterd_worker;
         GRANT SELECT ON ALL TABLES IN SCHEMA musterd TO musterd_worker;  -- the migration history too, which it only reads
         GRANT INSERT, UPDATE, DELETE ON musterd.tasks, musterd.task_waits, musterd.batches, musterd.rows, musterd.results,
-            musterd.blocks, musterd.tallies, musterd.workers, musterd.queues, musterd.commands TO musterd_worker;
+            musterd.blocks, musterd.tallies, musterd.workers, musterd.queues, musterd.commands, musterd.rate_limits TO musterd_worker;
         GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA musterd TO musterd_worker;
         GRANT EXECUTE ON ALL ROUTINES IN SCHEMA musterd TO musterd_worker;
         REVOKE EXECUTE ON FUNCTION musterd.grant_roles(), musterd.make_role(name) FROM musterd_worker;

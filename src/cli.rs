@@ -5,6 +5,7 @@ mod config;
 mod demo;
 mod dev;
 mod doctor;
+mod handler;
 mod input;
 mod migrate;
 mod queue;
@@ -85,6 +86,9 @@ enum Command {
     /// See who works here.
     #[command(subcommand)]
     Worker(worker::WorkerCommand),
+    /// Try a handler on sample rows, or list what the live workers handle.
+    #[command(subcommand)]
+    Handler(handler::HandlerCommand),
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -112,6 +116,13 @@ impl From<Exit> for std::process::ExitCode {
     }
 }
 
+/// The hidden subcommand that clears up after a killed worker; it is no command of a person's, and needs no runtime.
+pub(crate) fn watch() -> Option<std::process::ExitCode> {
+    use musterd::handler::exec::watch;
+    let asked = std::env::args_os().nth(1).is_some_and(|word| word == watch::SUBCOMMAND);
+    asked.then(|| watch::run().map_or(std::process::ExitCode::FAILURE, |()| Exit::Done.into()))
+}
+
 impl Cli {
     pub(crate) async fn execute(self) -> anyhow::Result<Exit> {
         let Self { global, command } = self;
@@ -126,6 +137,7 @@ impl Cli {
             Command::Queue(command) => command.execute(&global).await,
             Command::Why(command) => command.execute(&global).await,
             Command::Worker(command) => command.execute(&global).await,
+            Command::Handler(command) => command.execute(&global).await,
             Command::Config(command) => command.execute(&global),
             Command::Doctor(command) => command.execute(&global).await,
         }
@@ -159,6 +171,13 @@ impl Global {
         let quiet = musterd::telemetry::Config { level: "warn".into(), ..loaded.config.log.clone() };
         musterd::telemetry::init(&quiet);
         Ok(loaded)
+    }
+
+    /// Before the first program of an `exec` handler is started: see to it that none outlives us.
+    fn watch_over(config: &musterd::config::Config) {
+        if config.handlers.values().any(|handler| handler.kind == musterd::handler::Kind::Exec) {
+            musterd::handler::exec::watch::start();
+        }
     }
 
     /// One connection to the database, past a pooler if there is a way.

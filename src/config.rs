@@ -22,6 +22,14 @@ use std::{collections::BTreeMap, time::Duration};
 pub const SECRET_KEYS: [&str; 5] =
     ["database.url", "database.direct_url", "redis.url", "outputs.s3.access_key", "outputs.s3.secret_key"];
 
+/// Whether a key holds a secret: those above, and those of handlers, whatever the handler's name.
+fn is_secret(key: &str) -> bool {
+    let path: Vec<&str> = key.split('.').collect();
+    SECRET_KEYS.contains(&key)
+        || matches!(path.as_slice(), ["handlers", .., "bearer_token" | "secret"] if path.len() >= 3)
+        || matches!(path.as_slice(), ["handlers", .., "headers", _])
+}
+
 /// What Kubernetes gives a pod between SIGTERM and SIGKILL unless told otherwise.
 const KUBERNETES_GRACE: Duration = Duration::from_secs(30);
 
@@ -121,7 +129,7 @@ fn is_sound(leaf: &Leaf, problems: &mut Problems) -> bool {
     match leaf.alone().try_deserialize::<Config>() {
         Ok(_) => true,
         Err(error) => {
-            problems.error(&key, reason(error, SECRET_KEYS.contains(&key.as_str())));
+            problems.error(&key, reason(error, is_secret(&key)));
             false
         }
     }
@@ -220,7 +228,7 @@ fn shown(leaf: &Leaf) -> Shown {
         {
             text().masked_url().into()
         }
-        key if SECRET_KEYS.contains(&key) && !text().is_empty() => REDACTED.into(),
+        key if is_secret(key) && !text().is_empty() => REDACTED.into(),
         _ => leaf.value.clone().try_deserialize().unwrap_or(serde_json::Value::Null),
     };
     Shown { key, value, source: leaf.source.clone() }

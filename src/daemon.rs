@@ -57,6 +57,8 @@ pub enum DaemonError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
+    Handler(#[from] crate::handler::BuildError),
+    #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("the database is not ready for this version")]
     Schema(#[from] migrate::SchemaState),

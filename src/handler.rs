@@ -1,21 +1,29 @@
 //! What a command runs: the contract between Muster and the user's work.
 
+pub mod block;
 pub mod builtin;
 pub mod config;
+pub mod exec;
+pub mod http;
+pub mod protocol;
 pub mod sql;
+pub mod tap;
 
+pub use block::{BlockCall, Intake, Told, Tongue, run_block};
 pub use config::{Config, Kind};
 
 use crate::{
     json::Json,
     store::{
         OpenError,
+        blocks::InputRow,
         tasks::{Finished, Task},
     },
 };
 use futures::{FutureExt, future::BoxFuture};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use tap::Tap;
 
 /// One row, as a handler gets it.
 #[derive(Debug)]
@@ -103,7 +111,7 @@ pub struct TaskDone {
 }
 
 /// A task to be made by the same transaction that ends its maker.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Spawn {
     pub command: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -128,12 +136,37 @@ pub trait Handler: Send + Sync + 'static {
         true
     }
 
+    /// How it takes the rows of a block.
+    fn intake(&self) -> Intake {
+        Intake::OneByOne
+    }
+
+    /// One row; asked only of handlers that take them one by one.
     fn row<'a>(&'a self, call: RowCall<'a>) -> BoxFuture<'a, Outcome>;
+
+    /// Rows of a block together; asked only of handlers whose [`Handler::intake`] says so. It keeps to the call's timeout
+    /// by itself, and tells what became of each row as it knows it; rows it says nothing about are tried again.
+    fn block<'a>(&'a self, call: BlockCall<'a>, rows: &'a [InputRow], tongue: Tongue) -> BoxFuture<'a, ()> {
+        block::one_by_one(self, call, rows, tongue)
+    }
 
     fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {
         let refusal = format!("the handler of {:?} takes rows of batches only", call.task.command);
         futures::future::ready(TaskOutcome::Failed(refusal)).boxed()
     }
+}
+
+/// A handler that cannot be made from its configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("handlers.{name}.url is not a URL")]
+    Url { name: String },
+    #[error("handlers.{name}.ca_file: cannot read {file}")]
+    CaFile { name: String, file: std::path::PathBuf, source: std::io::Error },
+    #[error("handlers.{name}: no HTTP client can be made")]
+    Client { name: String, source: reqwest::Error },
 }
 
 /// The commands this worker can run.
@@ -160,22 +193,34 @@ impl std::fmt::Debug for Entry {
 
 impl Registry {
     /// The handlers that a configuration declares.
-    pub fn from_config(config: &crate::config::Config) -> Result<Self, OpenError> {
+    pub fn from_config(config: &crate::config::Config) -> Result<Self, BuildError> {
+        Self::listening(config, &Tap::default())
+    }
+
+    /// The same, with somebody who hears what goes to them and what comes back.
+    pub fn listening(config: &crate::config::Config, tap: &Tap) -> Result<Self, BuildError> {
         let mut entries = BTreeMap::new();
-        // All sql handlers share a pool of their own, so that they cannot starve claims and flushes.
-        let mut database = None;
-        for (name, handler_config) in &config.handlers {
-            let handler: Arc<dyn Handler> = match handler_config.kind {
-                Kind::Builtin => Arc::new(builtin::Builtin::new(name, handler_config)),
-                Kind::Sql => {
-                    let database = match &database {
-                        Some(database) => Arc::clone(database),
-                        None => Arc::clone(database.insert(sql::Database::open(&config.database)?)),
-                    };
-                    Arc::new(sql::Sql::new(handler_config, database))
+        // What handlers do in the database has a pool of its own, so that it cannot starve claims and flushes.
+        let needs_database = |h: &Config| h.kind == Kind::Sql || h.rate_limit.is_some();
+        let database = match config.handlers.values().any(needs_database) {
+            true => Some(sql::Database::open(&config.database)?),
+            false => None,
+        };
+        for (name, own) in &config.handlers {
+            let fibers = config.queues.get(&own.queue).map_or(1, |queue| queue.fibers.get());
+            let handler: Arc<dyn Handler> = match (own.kind, &database) {
+                (Kind::Sql, Some(database)) => {
+                    let sql = sql::Sql::new(own, Arc::clone(database));
+                    // Whoever only listens wants no effects.
+                    Arc::new(if tap.is_on() { sql.rehearsing() } else { sql })
                 }
+                (Kind::Http, database) => {
+                    Arc::new(http::Http::new(name, own, database.clone(), tap.clone())?)
+                }
+                (Kind::Exec, _) => Arc::new(exec::Exec::new(name, own, fibers, tap.clone())),
+                (Kind::Builtin | Kind::Sql, _) => Arc::new(builtin::Builtin::new(name, own)),
             };
-            entries.insert(name.clone(), Entry { handler, config: handler_config.clone() });
+            entries.insert(name.clone(), Entry { handler, config: own.clone() });
         }
         Ok(Self(Arc::new(entries)))
     }
@@ -207,7 +252,7 @@ impl Registry {
 }
 
 /// Runs one row within its time; a panic or a late handler is a failed try, never more.
-pub async fn run_row(handler: &dyn Handler, call: RowCall<'_>, timeout: Duration) -> Outcome {
+pub async fn run_row<H: Handler + ?Sized>(handler: &H, call: RowCall<'_>, timeout: Duration) -> Outcome {
     match guarded(async { handler.row(call).await }, timeout).await {
         Ok(outcome) => outcome,
         Err(error) => Outcome::Retry { error, after: None },

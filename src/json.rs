@@ -1,7 +1,7 @@
 //! JSON as text, from PostgreSQL to the handler and back, parsed only by whoever needs to.
 
 use bytes::{BufMut, BytesMut};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{error::Error, fmt};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
@@ -45,6 +45,14 @@ impl Serialize for Json {
         let raw: &serde_json::value::RawValue =
             serde_json::from_str(&self.0).map_err(serde::ser::Error::custom)?;
         raw.serialize(serializer)
+    }
+}
+
+/// Any JSON, as it stands in the text it is part of.
+impl<'de> Deserialize<'de> for Json {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = <Box<serde_json::value::RawValue>>::deserialize(deserializer)?;
+        Ok(Self::from_text(raw.get()))
     }
 }
 

@@ -14,6 +14,9 @@ fn main() -> ExitCode {
     if rustls::crypto::ring::default_provider().install_default().is_err() {
         return complain(&anyhow::anyhow!("a TLS provider was installed before main"));
     }
+    if let Some(ended) = cli::watch() {
+        return ended;
+    }
     let cli = cli::Cli::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -13,6 +13,7 @@ pub mod migrate;
 pub mod outputs;
 mod pools;
 pub mod queues;
+pub mod rates;
 pub mod reasons;
 pub mod recovery;
 pub mod steering;

@@ -103,6 +103,7 @@ impl Dev {
     ) -> Result<Exit> {
         let loaded = self.load(global, server.url(), server.dir())?;
         let config = loaded.config.clone();
+        Global::watch_over(&config);
         let preparing = Box::pin(async {
             let applied = bring_up_to_date(server.url()).await?;
             anyhow::Ok((applied, prepare(loaded).await?))

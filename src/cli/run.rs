@@ -25,6 +25,7 @@ impl Run {
         for warning in &loaded.warnings {
             tracing::warn!(key = warning.key, "{}", warning.message);
         }
+        Global::watch_over(&loaded.config);
         let stop = signal::Stop::default();
         let listener = signal::Listener::new()?;
         let format = loaded.config.log.format;

@@ -1,6 +1,6 @@
 //! Where values come from: the shipped file, the user's file, the environment, flags; later ones win.
 
-use super::{Problems, SECRET_KEYS};
+use super::{Problems, is_secret};
 use config::{Environment, File, FileFormat, Map, Source, Value, ValueKind};
 use std::{collections::BTreeMap, path::Path};
 
@@ -123,7 +123,7 @@ impl<'a> Layers<'a> {
     /// `secret_file = "path"` stands for `secret = "<what the file holds>"`, in any layer.
     fn open_secret_file(&mut self, mut leaf: Leaf) -> Option<Leaf> {
         let key = leaf.key();
-        let Some(secret) = key.strip_suffix("_file").filter(|key| SECRET_KEYS.contains(key)) else {
+        let Some(secret) = key.strip_suffix("_file").filter(|key| is_secret(key)) else {
             return Some(leaf);
         };
         let file = leaf.value.clone().into_string().unwrap_or_default();

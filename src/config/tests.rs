@@ -138,6 +138,25 @@ fn a_secret_comes_from_a_file_and_is_never_shown() {
 }
 
 #[test]
+fn secrets_of_handlers_come_from_files_and_are_never_shown() {
+    let (dir, mut given) = given(
+        "[handlers.charge]\nkind = \"http\"\nurl = \"http://127.0.0.1/\"\n[handlers.charge.headers]\nX-Key = \"canary\"",
+    );
+    let token = dir.path().join("token");
+    std::fs::write(&token, "canary\n").unwrap();
+    given.env = Some(vec![
+        ("MUSTERD__HANDLERS__CHARGE__BEARER_TOKEN_FILE".into(), token.display().to_string()),
+        ("MUSTERD__HANDLERS__CHARGE__SECRET".into(), "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5".into()),
+    ]);
+    let loaded = load(&given).unwrap();
+    let charge = &loaded.config.handlers["charge"];
+    assert_eq!(charge.bearer_token.as_ref().unwrap().expose(), "canary");
+    assert_eq!(charge.headers.values().next().unwrap().expose(), "canary");
+    let shown = format!("{:?} {} {:?}", loaded.values, loaded.nested(), loaded.config);
+    assert!(!shown.contains("canary") && !shown.contains("Y2FuYXJ5"), "{shown}");
+}
+
+#[test]
 fn a_wrong_secret_is_refused_without_being_quoted() {
     let found = problems(&with_env(&[("MUSTERD__DATABASE__URL", "mysql://app:canary@db")]));
     assert_eq!(found[0].key, "database.url");
@@ -170,6 +189,24 @@ fn sections_are_checked_against_each_other() {
         ("[handlers.charge]\nkind = \"builtin\"", "handlers.charge.builtin"),
         ("[handlers.noop]\nqueue = \"nowhere\"", "handlers.noop.queue"),
         ("[handlers.fail]\nrate = 2.0", "handlers.fail.rate"),
+        ("[handlers.charge]\nkind = \"http\"", "handlers.charge.url"),
+        ("[handlers.charge]\nkind = \"http\"\nurl = \"http://u:p@h/\"", "handlers.charge.url"),
+        (
+            "[handlers.charge]\nkind = \"http\"\nurl = \"http://10.0.0.1/\"\nallow_private = false",
+            "handlers.charge.url",
+        ),
+        (
+            "[handlers.charge]\nkind = \"http\"\nurl = \"http://h/\"\nsecret = \"short\"",
+            "handlers.charge.secret",
+        ),
+        (
+            "[handlers.charge]\nkind = \"http\"\nurl = \"http://h/\"\nrate_limit = \"fast\"",
+            "handlers.charge.rate_limit",
+        ),
+        ("[handlers.charge]\nkind = \"exec\"", "handlers.charge.argv"),
+        ("[handlers.charge]\nkind = \"exec\"\nargv = [\"x\"]\ncwd = \"/nowhere\"", "handlers.charge.cwd"),
+        ("[handlers.charge]\nkind = \"sql\"", "handlers.charge.procedure"),
+        ("[handlers.charge]\nkind = \"sql\"\nfunction = \"a b\"", "handlers.charge.function"),
         ("[queues.default]\nfibers = 0", "queues.default.fibers"),
         ("[log]\nlevel = \"loud=1=2\"", "log.level"),
         ("[outputs]\nstore = \"s3\"", "outputs.s3.bucket"),

@@ -33,7 +33,30 @@ struct Ending {
 
 impl Tether {
     /// Starts `command`; should this process die, the child gets `at_death`.
-    pub fn spawn(mut command: Command, at_death: Signal) -> io::Result<Self> {
+    pub fn spawn(command: Command, at_death: Signal) -> io::Result<Self> {
+        Self::start(command, at_death, |_| ())
+    }
+
+    /// Starts `command` as the leader of a process group of its own. When the leader ends, for whatever reason, the rest of
+    /// its group is killed, and `at_end` is told the group's number while that cannot be anybody else's yet.
+    pub fn spawn_group(
+        mut command: Command,
+        at_death: Signal,
+        at_end: impl FnOnce(u32) + Send + 'static,
+    ) -> io::Result<Self> {
+        command.process_group(0);
+        Self::start(command, at_death, |pid| {
+            // An empty group is no error.
+            let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+            at_end(pid.as_raw_nonzero().get().unsigned_abs());
+        })
+    }
+
+    fn start(
+        mut command: Command,
+        at_death: Signal,
+        at_end: impl FnOnce(Pid) + Send + 'static,
+    ) -> io::Result<Self> {
         send_when_parent_dies(&mut command, at_death);
         let ending = Arc::new(Ending::default());
         let (report, born) = mpsc::sync_channel(1);
@@ -44,7 +67,7 @@ impl Tether {
                 let pid = Pid::from_child(&child);
                 // The receiver is this function's caller, which waits; a failed send changes nothing here.
                 let _ = report.send(Ok((pid, pipes)));
-                shared.wait_for(pid, child);
+                shared.wait_for(pid, child, at_end);
             }
             Err(error) => {
                 let _ = report.send(Err(error));
@@ -99,12 +122,13 @@ impl Ending {
     }
 
     /// Blocks until the child has ended, then reaps it.
-    fn wait_for(&self, pid: Pid, mut child: Child) {
+    fn wait_for(&self, pid: Pid, mut child: Child, at_end: impl FnOnce(Pid)) {
         // NOWAIT leaves the zombie, and with it the pid, until the lock is ours.
         while let Err(rustix::io::Errno::INTR) =
             rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
         {}
         let mut status = self.lock();
+        at_end(pid);
         // A status that cannot be read (somebody else reaped the child) is still an end.
         *status = Some(child.wait().unwrap_or(ExitStatus::from_raw(0)));
         self.changed.notify_all();
@@ -165,6 +189,19 @@ mod tests {
         let status = tether.wait(Duration::from_secs(10)).unwrap();
         assert_eq!(status.signal(), Some(Signal::TERM.as_raw()));
         tether.signal(Signal::TERM).unwrap();
+    }
+
+    #[test]
+    fn what_a_leader_leaves_behind_in_its_group_is_killed() {
+        use std::io::Read;
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $!"]).stdout(std::process::Stdio::piped());
+        let mut tether = Tether::spawn_group(command, Signal::KILL, |_| ()).unwrap();
+        let mut out = String::new();
+        // The grandchild holds the other end of the pipe: it ends when that one does.
+        tether.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        assert!(out.trim().parse::<u32>().is_ok(), "{out}");
+        assert!(tether.wait(Duration::from_secs(10)).is_some());
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::{fiber::Bench, held::Held, rivals::Rival, solo::Company};
 use crate::{
     backoff,
     config::Problems,
+    handler::Intake,
     liveness::identity::Identity,
     periodic::describe,
     queue::{self, Mode},
@@ -315,7 +316,12 @@ impl Running {
         let size = |command: &String| {
             let (target, largest) =
                 (dispatcher.config.target_block_time, dispatcher.settings.block_size.get());
-            dispatcher.bench.pace.size(command, target, largest)
+            let size = dispatcher.bench.pace.size(command, target, largest);
+            match dispatcher.bench.handlers.get(command).map(|entry| entry.handler.intake()) {
+                // What costs per call must not shrink to calls of a single row because one call is slow.
+                Some(Intake::Together(rows)) => size.at_least((rows.get() as i32).min(largest as i32)),
+                _ => size,
+            }
         };
         let sizes: Vec<Size> = commands.iter().map(size).collect();
         let tokens = held.announce(count);

@@ -1,5 +1,7 @@
 //! A fiber: runs the rows of one block, one after the other, and hands over their outcomes.
 
+mod slice;
+
 use super::{
     batcher::{Sender, Writer},
     complete::Checks,
@@ -11,7 +13,7 @@ use super::{
 };
 use crate::{
     backoff, handler,
-    handler::{Entry, Outcome, Registry, RowCall},
+    handler::{Entry, Intake, Outcome, Registry, RowCall},
     json::Json,
     liveness::lease::Lease,
     metrics::Metrics,
@@ -276,10 +278,8 @@ impl Work<'_> {
             let was_last = page.len() < limit && bytes < PAGE_BYTES;
             let began = Instant::now();
             let count = page.len();
-            for row in page {
-                if let Some(end) = self.run_row(row).await {
-                    return end;
-                }
+            if let Some(end) = self.run_page(page).await {
+                return end;
             }
             self.bench.pace.saw_work(&self.block.command, count, began.elapsed());
             if was_last || self.next_line > self.block.last {
@@ -298,9 +298,30 @@ impl Work<'_> {
             .await
     }
 
+    /// Runs the rows of a page; `Some` when the block is to be given up.
+    async fn run_page(&mut self, page: Vec<InputRow>) -> Option<End> {
+        let together = match self.entry.handler.intake() {
+            Intake::OneByOne => {
+                for row in page {
+                    if let Some(end) = self.run_row(row).await {
+                        return Some(end);
+                    }
+                }
+                return None;
+            }
+            Intake::Ahead(rows) | Intake::Together(rows) => rows.get(),
+        };
+        for slice in page.chunks(together) {
+            if let Some(end) = self.run_slice(slice).await {
+                return Some(end);
+            }
+        }
+        None
+    }
+
     /// Runs one row; `Some` when the block is to be given up.
     async fn run_row(&mut self, row: InputRow) -> Option<End> {
-        let timeout = self.facts.row_timeout.unwrap_or(self.entry.config.timeout);
+        let timeout = self.timeout();
         let call = RowCall {
             batch: self.block.reference.batch,
             line: row.line,
@@ -372,6 +393,10 @@ impl Work<'_> {
         self.chunk.push(write);
     }
 
+    fn timeout(&self) -> Duration {
+        self.facts.row_timeout.unwrap_or(self.entry.config.timeout)
+    }
+
     fn max_attempts(&self) -> i32 {
         self.facts.max_attempts.unwrap_or(self.bench.retry.max_attempts.get() as i32)
     }
@@ -392,6 +417,8 @@ impl Work<'_> {
             End::GiveBack => {
                 self.close.give_back = self.block.open_lines(self.next_line);
                 self.bench.metrics.rows_given_back.inc_by(self.close.give_back.len() as u64);
+                // Those that were told of out of turn have had their say; a line with a result is no open line anyway.
+                self.close.give_back.retain(|line| !self.close.retry.contains(line));
             }
             // Rows without a result are aborted by derivation; another try of any would only be in the way.
             End::Aborted => self.close.retry.clear(),

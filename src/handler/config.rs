@@ -2,11 +2,18 @@
 
 use super::{
     builtin::{Failure, Which},
+    exec, http,
+    http::RateLimit,
     sql::QualifiedName,
 };
-use crate::{config::Problems, objects::file_name_problem, queue};
+use crate::{config::Problems, objects::file_name_problem, queue, secret::Secret};
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    num::{NonZeroU32, NonZeroU64, NonZeroUsize},
+    path::PathBuf,
+    time::Duration,
+};
 
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -33,6 +40,8 @@ pub struct Config {
     pub output: Option<String>,
     /// Of kind sql: the procedure `(bigint, jsonb)` to CALL with a task's id and payload, with its schema.
     pub procedure: Option<String>,
+    /// Of kind sql: the function over blocks, `(bigint, jsonb, jsonb)`, with its schema.
+    pub function: Option<String>,
     /// Of kind sql: the role that runs the procedure.
     pub role: Option<String>,
     /// Of kind sql: where the procedure finds what it does not name in full.
@@ -40,6 +49,41 @@ pub struct Config {
     /// Of kind sql: the longest single statement; the handler's timeout when left out.
     #[serde(with = "humantime_serde")]
     pub statement_timeout: Option<Duration>,
+    /// Of kinds http, exec and sql: the most rows of one call.
+    pub block_size: Option<NonZeroUsize>,
+    /// Of kind http: where to POST.
+    pub url: Option<String>,
+    /// Of kind http: headers of every request.
+    pub headers: BTreeMap<String, Secret>,
+    /// Of kind http: for `Authorization: Bearer`.
+    pub bearer_token: Option<Secret>,
+    /// Of kind http: the key that signs requests by the rules of Standard Webhooks.
+    pub secret: Option<Secret>,
+    /// Of kind http: the most requests under way in one replica.
+    pub concurrency: Option<NonZeroU32>,
+    /// Of kind http: the most requests in a time, by all replicas together.
+    pub rate_limit: Option<RateLimit>,
+    /// Of kind http: the longest a connection may take to be made; the timeout covers all of a request.
+    #[serde(with = "humantime_serde")]
+    pub connect_timeout: Option<Duration>,
+    /// Of kind http: the longest request; rows that do not fit go in several.
+    pub max_request_bytes: Option<usize>,
+    /// Of kinds http and exec: the longest reply.
+    pub max_reply_bytes: Option<usize>,
+    /// Of kind http: certificate authorities to trust beside the system's, as a PEM file.
+    pub ca_file: Option<PathBuf>,
+    /// Of kind http: whether names may lead to private addresses.
+    pub allow_private: Option<bool>,
+    /// Of kind exec: the program and its arguments. No shell reads them.
+    pub argv: Vec<String>,
+    /// Of kind exec: processes of one replica, at most; as many as its queue has fibers when left out.
+    pub processes: Option<NonZeroU32>,
+    /// Of kind exec: the variables of musterd's own environment that the program gets.
+    pub env: Option<Vec<String>>,
+    /// Of kind exec: the directory the program runs in.
+    pub cwd: Option<PathBuf>,
+    /// Of kind exec: the most memory (address space) of one process, in bytes.
+    pub max_memory: Option<NonZeroU64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -48,6 +92,8 @@ pub enum Kind {
     #[default]
     Builtin,
     Sql,
+    Http,
+    Exec,
 }
 
 impl Kind {
@@ -55,6 +101,8 @@ impl Kind {
         match self {
             Self::Builtin => "builtin",
             Self::Sql => "sql",
+            Self::Http => "http",
+            Self::Exec => "exec",
         }
     }
 }
@@ -72,9 +120,27 @@ impl Default for Config {
             retry_after: None,
             output: None,
             procedure: None,
+            function: None,
             role: None,
             search_path: None,
             statement_timeout: None,
+            block_size: None,
+            url: None,
+            headers: BTreeMap::new(),
+            bearer_token: None,
+            secret: None,
+            concurrency: None,
+            rate_limit: None,
+            connect_timeout: None,
+            max_request_bytes: None,
+            max_reply_bytes: None,
+            ca_file: None,
+            allow_private: None,
+            argv: Vec::new(),
+            processes: None,
+            env: None,
+            cwd: None,
+            max_memory: None,
         }
     }
 }
@@ -103,6 +169,8 @@ impl Config {
                 "must say which builtin: noop, sleep, echo or fail",
             ),
             Kind::Sql => self.check_sql(name, problems),
+            Kind::Http => http::check(name, self, problems),
+            Kind::Exec => exec::check(name, self, problems),
         }
         if let Some(problem) = self.output.as_deref().and_then(file_name_problem) {
             problems.error(key("output"), format!("cannot name an output file: {problem}"));
@@ -116,17 +184,15 @@ impl Config {
 
     fn check_sql(&self, name: &str, problems: &mut Problems) {
         let key = |field: &str| format!("handlers.{name}.{field}");
-        match &self.procedure {
-            None => problems
-                .error(key("procedure"), "must name the procedure to CALL, such as \"app.derive_units\""),
-            Some(procedure) => {
-                if let Err(error) = QualifiedName::parse(procedure) {
-                    problems.error(key("procedure"), error.to_string());
-                }
-            }
+        if self.procedure.is_none() && self.function.is_none() {
+            let missing = "must name the procedure to CALL for tasks, such as \"app.derive_units\", or function for rows";
+            problems.error(key("procedure"), missing);
         }
-        if let Some(Err(error)) = self.role.as_deref().map(QualifiedName::parse) {
-            problems.error(key("role"), error.to_string());
+        let names = [("procedure", &self.procedure), ("function", &self.function), ("role", &self.role)];
+        for (field, name) in names {
+            if let Some(Err(error)) = name.as_deref().map(QualifiedName::parse) {
+                problems.error(key(field), error.to_string());
+            }
         }
     }
 }

@@ -1,14 +1,16 @@
 //! `sql` handlers: a procedure of the user's, its effects and the outcome in one transaction. Exactly once.
 
+mod blocks;
 mod name;
 
 pub use name::{NameError, QualifiedName};
 
-use super::{Config, Handler, Outcome, RowCall, TaskCall, TaskOutcome};
+use super::{BlockCall, Config, Handler, Intake, Outcome, RowCall, TaskCall, TaskOutcome, Tongue};
 use crate::{
     backoff,
     store::{
         self, OpenError,
+        blocks::InputRow,
         connect::Target,
         fault::{self, Fault},
         tasks::{self, TaskEnd, TaskRef, TaskWrite},
@@ -16,7 +18,7 @@ use crate::{
 };
 use deadpool_postgres::{Object, Pool};
 use futures::{FutureExt, future::BoxFuture};
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 use tokio_postgres::{CancelToken, Error, IsolationLevel, error::SqlState};
 
 /// The connections of all sql handlers: their own, and with the role's own settings.
@@ -32,17 +34,31 @@ impl Database {
         let pool = target.pool(config.sql_connections, "musterd sql", None)?;
         Ok(Arc::new(Self { target, pool }))
     }
+
+    /// A connection for a statement of ours.
+    pub(super) async fn connection(&self) -> Result<Object, deadpool_postgres::PoolError> {
+        self.pool.get().await
+    }
 }
 
-/// Calls one procedure.
+/// Calls one procedure for tasks, one function for rows, or both.
 #[derive(Debug)]
 pub struct Sql {
+    /// Empty without a procedure.
     call: String,
+    /// Empty without a function.
+    select: String,
+    block_size: NonZeroUsize,
+    /// Nothing is to stay.
+    rehearsal: bool,
     role: Option<String>,
     search_path: Option<String>,
     statement_timeout: Option<Duration>,
     database: Arc<Database>,
 }
+
+/// Rows of one call of a function, unless the configuration says otherwise.
+const BLOCK_SIZE: usize = 500;
 
 /// Further tries of one attempt when transactions get in each other's way; that is nobody's failure.
 const CONFLICT_RETRIES: u32 = 3;
@@ -50,19 +66,30 @@ const CONFLICT_RETRIES: u32 = 3;
 impl Sql {
     /// The configuration was checked; a name that is none now calls nothing and says so.
     pub(super) fn new(config: &Config, database: Arc<Database>) -> Self {
-        let quoted = |text: &Option<String>| {
-            text.as_deref().and_then(|text| QualifiedName::parse(text).ok()).map(|name| name.to_string())
-        };
+        let name = |text: &Option<String>| text.as_deref().and_then(|text| QualifiedName::parse(text).ok());
         Self {
-            call: format!("CALL {}($1, $2)", quoted(&config.procedure).unwrap_or_else(|| "\"\"".into())),
-            role: quoted(&config.role),
+            call: name(&config.procedure).map(|name| format!("CALL {name}($1, $2)")).unwrap_or_default(),
+            select: name(&config.function).map(|name| blocks::statement(&name)).unwrap_or_default(),
+            block_size: config.block_size.or(NonZeroUsize::new(BLOCK_SIZE)).unwrap_or(NonZeroUsize::MIN),
+            rehearsal: false,
+            role: name(&config.role).map(|name| name.to_string()),
             search_path: config.search_path.clone(),
             statement_timeout: config.statement_timeout,
             database,
         }
     }
 
+    /// The same, for a look at what it does: every transaction is rolled back.
+    pub(super) fn rehearsing(self) -> Self {
+        Self { rehearsal: true, ..self }
+    }
+
     async fn attempt(&self, call: &TaskCall<'_>) -> TaskOutcome {
+        if self.call.is_empty() {
+            return TaskOutcome::Failed(
+                "this sql handler has a function for rows, and no procedure for tasks".into(),
+            );
+        }
         for conflict in 1.. {
             let client = match self.database.pool.get().await {
                 Ok(client) => client,
@@ -98,7 +125,7 @@ impl Sql {
         // Stated, not taken from the role's defaults; a COMMIT inside the procedure then fails, as it must.
         let transaction =
             client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
-        transaction.batch_execute(&self.settings(call)).await?;
+        transaction.batch_execute(&self.task_settings(call)).await?;
         transaction.execute(&self.call, &[&task.reference.id, &task.payload]).await?;
         transaction.batch_execute("RESET ROLE; SET LOCAL search_path = pg_catalog, pg_temp").await?;
         let end = TaskEnd::Succeeded { result: None, spawn: None, after: None };
@@ -119,12 +146,15 @@ impl Sql {
     }
 
     /// Limits and rights, and by what the functions know that they run inside this very attempt.
-    fn settings(&self, call: &TaskCall<'_>) -> String {
-        let limit = self.statement_timeout.unwrap_or(call.timeout).min(call.timeout).as_millis().max(1);
+    fn task_settings(&self, call: &TaskCall<'_>) -> String {
         let TaskRef { id, token } = call.task.reference;
-        let mut sql = format!(
-            "SET LOCAL statement_timeout = {limit}; SET LOCAL musterd.task_id = '{id}'; SET LOCAL musterd.task_token = '{token}'"
-        );
+        let limits = self.settings(call.timeout);
+        format!("SET LOCAL musterd.task_id = '{id}'; SET LOCAL musterd.task_token = '{token}'; {limits}")
+    }
+
+    fn settings(&self, timeout: Duration) -> String {
+        let limit = self.statement_timeout.unwrap_or(timeout).min(timeout).as_millis().max(1);
+        let mut sql = format!("SET LOCAL statement_timeout = {limit}");
         if let Some(path) = &self.search_path {
             let quoted: Vec<String> = path.split(',').map(|schema| name::quote(schema.trim())).collect();
             sql.push_str(&format!("; SET LOCAL search_path = {}", quoted.join(", ")));
@@ -138,12 +168,20 @@ impl Sql {
 
 impl Handler for Sql {
     fn takes_rows(&self) -> bool {
-        false
+        !self.select.is_empty()
+    }
+
+    fn intake(&self) -> Intake {
+        Intake::Together(self.block_size)
     }
 
     fn row<'a>(&'a self, _: RowCall<'a>) -> BoxFuture<'a, Outcome> {
-        let refusal = "this sql handler runs tasks; rows are not given to it".to_owned();
+        let refusal = "rows are given to this handler together".to_owned();
         futures::future::ready(Outcome::Failed(refusal)).boxed()
+    }
+
+    fn block<'a>(&'a self, call: BlockCall<'a>, rows: &'a [InputRow], tongue: Tongue) -> BoxFuture<'a, ()> {
+        async move { self.run_block(&call, rows, &tongue).await }.boxed()
     }
 
     fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {

@@ -59,6 +59,13 @@ pub struct Size {
     pub least: i32,
 }
 
+impl Size {
+    /// The same, but no block of fewer than `lines` while there are as many.
+    pub fn at_least(self, lines: i32) -> Self {
+        Self { most: self.most.max(lines), least: self.least.max(lines) }
+    }
+}
+
 /// What priorities a claim looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priorities {
@@ -309,12 +316,13 @@ pub struct BatchFacts {
     pub context: Json,
     pub max_attempts: Option<i32>,
     pub row_timeout: Option<std::time::Duration>,
+    pub traceparent: Option<String>,
 }
 
 /// `None` when the batch does not exist any more.
 pub async fn facts(client: &Object, batch: i64) -> Result<Option<BatchFacts>, BlockError> {
     const SQL: &str = "SELECT t.payload, b.max_attempts,
-                              (EXTRACT(EPOCH FROM b.row_timeout) * 1000)::bigint
+                              (EXTRACT(EPOCH FROM b.row_timeout) * 1000)::bigint, t.traceparent
                          FROM musterd.batches b JOIN musterd.tasks t ON t.id = b.id WHERE b.id = $1";
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare reading a batch"))?;
     let row = client.query_opt(&statement, &[&batch]).await.map_err(failed("read a batch"))?;
@@ -324,5 +332,6 @@ pub async fn facts(client: &Object, batch: i64) -> Result<Option<BatchFacts>, Bl
         row_timeout: row
             .get::<_, Option<i64>>(2)
             .map(|ms| std::time::Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))),
+        traceparent: row.get(3),
     }))
 }

@@ -2,7 +2,7 @@
 
 use super::blocks::BlockRef;
 use crate::{failpoint, json::Json};
-use deadpool_postgres::Object;
+use deadpool_postgres::{Object, Transaction};
 use std::{collections::HashMap, time::Duration};
 use tokio_postgres::{Error, Row};
 use uuid::Uuid;
@@ -114,6 +114,40 @@ pub async fn write_if_held(client: &Object, blocks: &[BlockWrite]) -> Result<Vec
     committed?;
     failpoint!("flush.committed");
     Ok(answers(blocks, &stored))
+}
+
+/// Writes outcomes of one block as part of a transaction that somebody else began, and will commit only if they all are new.
+pub async fn write_rows_within(
+    transaction: &Transaction<'_>,
+    block: BlockRef,
+    rows: Vec<RowWrite>,
+) -> Result<Written, Error> {
+    let blocks = [BlockWrite { block, rows, close: None }];
+    let (ids, tokens) = (vec![block.id], vec![block.token]);
+    let lock = transaction.prepare_cached(LOCK).await?;
+    let results = transaction.prepare_cached(RESULTS).await?;
+    transaction.query(&lock, &[&ids, &tokens]).await?;
+    let rows = RowColumns::of(&blocks);
+    let params: Params<'_, 9> = [
+        &ids,
+        &tokens,
+        &rows.slot,
+        &rows.line,
+        &rows.attempt,
+        &rows.ok,
+        &rows.result,
+        &rows.error,
+        &rows.outputs,
+    ];
+    let stored = transaction.query(&results, &params).await?;
+    Ok(answers(&blocks, &stored).first().copied().unwrap_or(Written::NotHeld))
+}
+
+/// Which of these lines have a result: of a transaction whose reply was lost, the proof that it was applied.
+pub async fn lines_with_result(client: &Object, batch: i64, lines: &[i32]) -> Result<Vec<i32>, Error> {
+    const SQL: &str = "SELECT r.line FROM musterd.results r WHERE r.batch_id = $1 AND r.line = ANY ($2)";
+    let statement = client.prepare_cached(SQL).await?;
+    Ok(client.query(&statement, &[&batch, &lines]).await?.iter().map(|row| row.get(0)).collect())
 }
 
 type Params<'a, const N: usize> = [&'a (dyn tokio_postgres::types::ToSql + Sync); N];

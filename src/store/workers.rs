@@ -198,3 +198,30 @@ impl Listed {
         }
     }
 }
+
+/// A command as people see it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Command {
+    pub name: String,
+    pub kind: String,
+    pub queue: String,
+    pub procedure: Option<String>,
+    /// Workers alive that handle it.
+    pub workers: i64,
+}
+
+/// Every command that was declared or that a living worker handles.
+pub async fn commands(client: &Client) -> Result<Vec<Command>, Error> {
+    const SQL: &str = "SELECT c.name, c.kind, c.queue, c.procedure,
+               (SELECT pg_catalog.count(*) FROM musterd.workers w
+                 WHERE w.state IN ('alive', 'draining') AND c.name = ANY (w.commands)) AS workers
+          FROM musterd.commands c ORDER BY c.name";
+    let shown = |row: &tokio_postgres::Row| Command {
+        name: row.get("name"),
+        kind: row.get("kind"),
+        queue: row.get("queue"),
+        procedure: row.get("procedure"),
+        workers: row.get("workers"),
+    };
+    Ok(client.query(SQL, &[]).await?.iter().map(shown).collect())
+}

@@ -1,0 +1,198 @@
+//! `musterd handler …`: a handler tried on sample rows, and what the live workers handle.
+
+use super::{Exit, Global, screen};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use comfy_table::Cell;
+use musterd::{
+    flow::input::{Format, Limits, Reader},
+    handler::{self, BlockCall, Intake, Outcome, Registry, Told, tap::Tap},
+    json::Json,
+    store::{
+        blocks::{BlockRef, InputRow},
+        workers,
+    },
+};
+use std::{io::Read, path::PathBuf, time::Instant};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum HandlerCommand {
+    /// Run a handler on sample rows and show request, reply and verdict. Nothing is stored; http and exec do their work.
+    #[command(after_help = "Examples:\n  musterd handler test charge --input sample.ndjson\n  \
+        echo '{\"id\":1}' | musterd handler test charge --input - --json")]
+    Test(Test),
+    /// List the commands that are declared, and how many live workers handle each.
+    #[command(after_help = "Examples:\n  musterd handler list\n  musterd handler list --json")]
+    List,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Test {
+    /// The handler, by its name in the configuration.
+    name: String,
+    /// Sample rows (CSV, NDJSON or a JSON array); - for standard input.
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+    /// The batch's context, as JSON.
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    context: String,
+    /// Rows to run, at most.
+    #[arg(long, default_value_t = 100)]
+    limit: usize,
+}
+
+/// What became of one row.
+#[derive(serde::Serialize)]
+struct Verdict {
+    line: i32,
+    outcome: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<Json>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after: Option<f64>,
+}
+
+impl HandlerCommand {
+    pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
+        match self {
+            Self::Test(test) => test.execute(global).await,
+            Self::List => list(global).await,
+        }
+    }
+}
+
+impl Test {
+    async fn execute(self, global: &Global) -> Result<Exit> {
+        let mut config = global.load()?.config;
+        config.handlers.retain(|name, _| *name == self.name);
+        if config.handlers.is_empty() {
+            bail!("there is no [handlers.{}] in the configuration", self.name);
+        }
+        Global::watch_over(&config);
+        let rows = self.rows(config.submit.max_row_bytes)?;
+        let context = Json::from_text(self.context.as_str());
+        let (tap, mut heard) = Tap::new();
+        let registry = Registry::listening(&config, &tap)?;
+        let entry = registry.get(&self.name).context("the handler was made")?;
+        if !entry.handler.takes_rows() {
+            bail!("handler {} takes tasks only: try it with `musterd enqueue {}`", self.name, self.name);
+        }
+        let block = BlockRef { id: 0, token: uuid::Uuid::new_v4(), batch: 0 };
+        let timeout = entry.config.timeout;
+        let call = BlockCall {
+            command: &self.name,
+            context: &context,
+            block,
+            attempt: 1,
+            timeout,
+            traceparent: None,
+        };
+        let slice = match entry.handler.intake() {
+            Intake::OneByOne => usize::MAX,
+            Intake::Ahead(rows) | Intake::Together(rows) => rows.get(),
+        };
+        let began = Instant::now();
+        let mut verdicts = Vec::new();
+        for rows in rows.chunks(slice.min(rows.len().max(1))) {
+            let mut running = handler::run_block(&*entry.handler, call, rows);
+            while let Some(told) = running.next().await {
+                if let Told::Row(line, outcome) = told {
+                    verdicts.push(verdict(line, outcome));
+                }
+            }
+            if let Some(reason) = running.reason() {
+                bail!("{reason}");
+            }
+        }
+        let took = began.elapsed();
+        let mut exchanges = Vec::new();
+        while let Ok(exchange) = heard.try_recv() {
+            exchanges.push(exchange);
+        }
+        let good = verdicts.iter().all(|verdict| verdict.outcome == "succeeded");
+        if global.json {
+            screen::json(&serde_json::json!({
+                "handler": self.name, "ok": good, "took_ms": took.as_millis() as u64, "exchanges": exchanges,
+                "rows": verdicts,
+            }))?;
+        } else {
+            for exchange in &exchanges {
+                screen::line(&format!("> {}\n< {}", exchange.request, exchange.reply))?;
+            }
+            print(&verdicts)?;
+            let total = verdicts.len();
+            let passed = verdicts.iter().filter(|verdict| verdict.outcome == "succeeded").count();
+            screen::line(&format!("{passed} of {total} rows succeeded in {} ms", took.as_millis()))?;
+        }
+        Ok(if good { Exit::Done } else { Exit::Failed })
+    }
+
+    fn rows(&self, max_row_bytes: usize) -> Result<Vec<InputRow>> {
+        let mut bytes = Vec::new();
+        if self.input.as_os_str() == "-" {
+            std::io::stdin().read_to_end(&mut bytes)?;
+        } else {
+            bytes = std::fs::read(&self.input)
+                .with_context(|| format!("cannot read {}", self.input.display()))?;
+        }
+        let extension = self.input.extension().and_then(|extension| extension.to_str());
+        let format = Format::guess(extension, &bytes).unwrap_or(Format::Ndjson);
+        let mut reader = Reader::new(bytes.as_slice(), format, Limits { max_row_bytes });
+        let (mut rows, mut row) = (Vec::new(), Vec::new());
+        while rows.len() < self.limit && reader.next_row(&mut row)?.is_some() {
+            let line = i32::try_from(rows.len() + 1)?;
+            rows.push(InputRow { line, input: Json::from_text(String::from_utf8(row.clone())?) });
+        }
+        Ok(rows)
+    }
+}
+
+fn verdict(line: i32, outcome: Outcome) -> Verdict {
+    let (outcome, result, error, after) = match outcome {
+        Outcome::Succeeded(done) => ("succeeded", done.result, None, None),
+        Outcome::Failed(error) => ("failed", None, Some(error), None),
+        Outcome::Retry { error, after } => ("retry", None, Some(error), after),
+    };
+    Verdict { line, outcome, result, error, retry_after: after.map(|after| after.as_secs_f64()) }
+}
+
+fn print(verdicts: &[Verdict]) -> Result<()> {
+    let mut table = screen::table(["line", "verdict", "result or error"]);
+    for verdict in verdicts {
+        let mood = match verdict.outcome {
+            "succeeded" => screen::Mood::Good,
+            "retry" => screen::Mood::Doubtful,
+            _ => screen::Mood::Bad,
+        };
+        let result = verdict.result.as_ref().map(Json::text);
+        let said = verdict.error.as_deref().or(result).unwrap_or_default();
+        table.add_row([Cell::new(verdict.line), screen::word(verdict.outcome, mood), Cell::new(said)]);
+    }
+    screen::print(&table)
+}
+
+async fn list(global: &Global) -> Result<Exit> {
+    let loaded = global.load()?;
+    let client = global.connect(&loaded.config.database).await?;
+    let commands = workers::commands(&client).await?;
+    client.close().await;
+    if global.json {
+        screen::json(&commands)?;
+        return Ok(Exit::Done);
+    }
+    let mut table = screen::table(["command", "kind", "queue", "workers", "procedure"]);
+    for command in &commands {
+        let mood = if command.workers > 0 { screen::Mood::Good } else { screen::Mood::Doubtful };
+        table.add_row([
+            Cell::new(&command.name),
+            Cell::new(&command.kind),
+            Cell::new(&command.queue),
+            screen::word(&command.workers.to_string(), mood),
+            Cell::new(command.procedure.as_deref().unwrap_or_default()),
+        ]);
+    }
+    screen::print(&table)?;
+    Ok(Exit::Done)
+}

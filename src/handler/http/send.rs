@@ -1,0 +1,192 @@
+//! One request and what came of it.
+
+use super::Http;
+use crate::handler::protocol;
+use crate::periodic::describe;
+use reqwest::{
+    Response, StatusCode,
+    header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER},
+};
+use std::time::Duration;
+
+/// What a request came to.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// 2xx, whole.
+    Reply(Vec<u8>),
+    /// Not now, or not whole.
+    Later { error: String, after: Option<Duration> },
+    /// The service says no.
+    Refused(String),
+    /// The service, or our own limit, says that it is too much at once.
+    TooLarge(String),
+}
+
+/// How much of an error page is worth reading.
+const ERROR_PAGE: usize = 2_000;
+/// A service that asks for more than this gets it for the rows concerned, not for everybody.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+impl Http {
+    /// Waits for its turn, sends, and reads the answer whole.
+    pub(super) async fn exchange(
+        &self,
+        body: String,
+        key: &str,
+        timeout: Duration,
+        trace: Option<&str>,
+    ) -> Answer {
+        if let Some(rate) = &self.rate {
+            rate.wait().await;
+        }
+        let permit = self.limiter.acquire().await;
+        let mut request = self
+            .client
+            .post(self.url.clone())
+            .timeout(timeout)
+            .headers(self.headers.clone())
+            .header(CONTENT_TYPE, "application/json")
+            .header("idempotency-key", key);
+        if let Some(trace) = trace {
+            request = request.header("traceparent", trace);
+        }
+        if let Some(signer) = &self.signer {
+            for (name, value) in signer.headers(key, &body) {
+                request = request.header(name, value);
+            }
+        }
+        let asked = self.tap_text(&body);
+        let (answer, strain) = match request.body(body).send().await {
+            Ok(response) => self.read(response).await,
+            Err(error) => {
+                // Whoever does not answer in time, or at all, is not helped by more requests.
+                (later(failure(&error, timeout)), Strain::Struggling(None))
+            }
+        };
+        match strain {
+            Strain::None => permit.went_well(),
+            Strain::Struggling(pause) => permit.was_too_much(pause.map(|pause| pause.min(LONGEST_PAUSE))),
+        }
+        self.tap.saw(|| (asked.unwrap_or_default(), told(&answer)));
+        answer
+    }
+
+    fn tap_text(&self, body: &str) -> Option<String> {
+        self.tap.is_on().then(|| format!("POST {}\n{body}", self.url))
+    }
+
+    async fn read(&self, response: Response) -> (Answer, Strain) {
+        let status = response.status();
+        let after = retry_after(response.headers());
+        if status.is_success() {
+            return match body(response, self.max_reply_bytes).await {
+                Ok(bytes) => (Answer::Reply(bytes), Strain::None),
+                Err(Unread::TooLong) => {
+                    let error = format!("the reply is longer than max_reply_bytes, {}", self.max_reply_bytes);
+                    (later(error), Strain::None)
+                }
+                Err(Unread::Broken(error)) => {
+                    (later(format!("the reply broke off: {error}")), Strain::Struggling(None))
+                }
+            };
+        }
+        let page = body(response, ERROR_PAGE).await.unwrap_or_default();
+        let error = format!("the service answered {status}: {}", protocol::quote(&page));
+        match status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                (Answer::Later { error, after }, Strain::Struggling(after))
+            }
+            StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT | StatusCode::REQUEST_TIMEOUT => {
+                (Answer::Later { error, after }, Strain::Struggling(None))
+            }
+            StatusCode::PAYLOAD_TOO_LARGE => (Answer::TooLarge(error), Strain::None),
+            _ if status.is_client_error() => (Answer::Refused(error), Strain::None),
+            _ if status.is_redirection() => (
+                later(format!("the service answered {status}; redirects are not followed: mend url")),
+                Strain::None,
+            ),
+            _ => (Answer::Later { error, after }, Strain::None),
+        }
+    }
+}
+
+/// What an answer says about the service's health.
+enum Strain {
+    None,
+    Struggling(Option<Duration>),
+}
+
+fn later(error: String) -> Answer {
+    Answer::Later { error, after: None }
+}
+
+fn told(answer: &Answer) -> String {
+    match answer {
+        Answer::Reply(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Answer::Later { error, .. } | Answer::Refused(error) | Answer::TooLarge(error) => error.clone(),
+    }
+}
+
+/// Without the URL: its query may hold a secret.
+fn failure(error: &reqwest::Error, timeout: Duration) -> String {
+    if error.is_timeout() {
+        let what = if error.is_connect() { "no connection in time" } else { "no whole reply" };
+        return format!("{what}; the timeout is {}", humantime::format_duration(timeout));
+    }
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    let what = if error.is_connect() { "cannot connect" } else { "the request failed" };
+    format!("{what}: {}", describe(cause))
+}
+
+enum Unread {
+    TooLong,
+    Broken(String),
+}
+
+/// The body, of at most `most` bytes. Of a longer one nothing is kept.
+async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, Unread> {
+    if response.content_length().is_some_and(|length| length > most as u64) {
+        return Err(Unread::TooLong);
+    }
+    let mut bytes = Vec::new();
+    loop {
+        match response.chunk().await {
+            Ok(Some(chunk)) if bytes.len() + chunk.len() > most => return Err(Unread::TooLong),
+            Ok(Some(chunk)) => bytes.extend_from_slice(&chunk),
+            Ok(None) => return Ok(bytes),
+            Err(error) => return Err(Unread::Broken(describe(&error.without_url()))),
+        }
+    }
+}
+
+/// `Retry-After` in either form: seconds, or a date.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let until = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
+    Some(until.duration_since(jiff::Timestamp::now()).try_into().unwrap_or(Duration::ZERO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_seconds_or_a_date() {
+        let of = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, text.parse().unwrap());
+            retry_after(&headers)
+        };
+        assert_eq!(of("7"), Some(Duration::from_secs(7)));
+        assert_eq!(of("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::ZERO));
+        assert!(of("Fri, 31 Dec 2100 23:59:59 GMT").unwrap() > Duration::from_secs(1_000_000));
+        assert_eq!(of("soon"), None);
+        assert_eq!(of("-3"), None);
+    }
+}

@@ -1,0 +1,165 @@
+//! Replies: read row by row, so that a malformed one spoils nothing but itself.
+
+use super::quote;
+use crate::{
+    flow::input,
+    handler::{Done, Outcome, Spawn, TaskDone, TaskOutcome},
+    json::Json,
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::{collections::BTreeMap, time::Duration};
+
+/// Longer waits than this are taken for it; PostgreSQL's calendar has an end.
+const LONGEST_WAIT: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// A reply that says nothing about any row.
+#[derive(Debug, thiserror::Error)]
+pub enum BadReply {
+    #[error("the reply is not JSON of the protocol ({reason}): {quoted}")]
+    NotAReply { reason: serde_json::Error, quoted: String },
+    #[error("the reply has neither \"rows\" nor \"outcome\"")]
+    Empty,
+    #[error("the reply has no \"line\": {quoted}")]
+    NoLine { quoted: String },
+}
+
+/// What a reply says: row by row, and for all the others.
+#[derive(Debug, Default)]
+pub struct RowsReply {
+    pub rows: Vec<(i32, Outcome)>,
+    /// For every line that is not in `rows`.
+    pub others: Option<Outcome>,
+    /// Entries of which not even the line could be read.
+    pub unreadable: usize,
+}
+
+#[derive(Deserialize)]
+struct Whole<'a> {
+    #[serde(borrow)]
+    rows: Option<Vec<&'a RawValue>>,
+    outcome: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct OnlyLine {
+    line: i32,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    outcome: Word,
+    #[serde(default)]
+    result: Option<Json>,
+    #[serde(default)]
+    error: Option<String>,
+    #[serde(default)]
+    retry_after: Option<f64>,
+    #[serde(default)]
+    outputs: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Word {
+    Succeeded,
+    Failed,
+    Retry,
+}
+
+/// What a task wants to happen next.
+#[derive(Deserialize)]
+struct Next {
+    #[serde(default)]
+    spawn: Option<Vec<Spawn>>,
+    #[serde(default)]
+    after: Option<Vec<Spawn>>,
+}
+
+/// The reply to a block of rows.
+pub fn read_rows(bytes: &[u8]) -> Result<RowsReply, BadReply> {
+    let whole: Whole<'_> = parse(bytes)?;
+    let others = whole.outcome.map(|_| read_outcome(bytes));
+    let Some(entries) = whole.rows else {
+        return others.map_or(Err(BadReply::Empty), |others| {
+            Ok(RowsReply { others: Some(others), ..RowsReply::default() })
+        });
+    };
+    let mut reply = RowsReply { others, ..RowsReply::default() };
+    for entry in entries {
+        match serde_json::from_str::<OnlyLine>(entry.get()) {
+            Ok(OnlyLine { line }) => reply.rows.push((line, read_outcome(entry.get().as_bytes()))),
+            Err(_) => reply.unreadable += 1,
+        }
+    }
+    Ok(reply)
+}
+
+/// The reply to one row: its line and its outcome.
+pub fn read_row(bytes: &[u8]) -> Result<(i32, Outcome), BadReply> {
+    let _: &RawValue = parse(bytes)?;
+    match serde_json::from_slice::<OnlyLine>(bytes) {
+        Ok(OnlyLine { line }) => Ok((line, read_outcome(bytes))),
+        Err(_) => Err(BadReply::NoLine { quoted: quote(bytes) }),
+    }
+}
+
+/// The reply to a task.
+pub fn read_task(bytes: &[u8]) -> Result<TaskOutcome, BadReply> {
+    let _: &RawValue = parse(bytes)?;
+    Ok(match read_outcome(bytes) {
+        Outcome::Succeeded(Done { result, .. }) => match serde_json::from_slice::<Next>(bytes) {
+            Ok(next) => TaskOutcome::Done(TaskDone {
+                result,
+                spawn: next.spawn.unwrap_or_default(),
+                after: next.after.unwrap_or_default(),
+            }),
+            Err(error) => TaskOutcome::Retry {
+                error: format!("\"spawn\" or \"after\" of the reply is malformed: {error}"),
+                after: None,
+            },
+        },
+        Outcome::Failed(error) => TaskOutcome::Failed(error),
+        Outcome::Retry { error, after } => TaskOutcome::Retry { error, after },
+    })
+}
+
+fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, BadReply> {
+    serde_json::from_slice(bytes).map_err(|reason| BadReply::NotAReply { reason, quoted: quote(bytes) })
+}
+
+/// An outcome that cannot be read is a failed try of what it is about.
+fn read_outcome(bytes: &[u8]) -> Outcome {
+    match serde_json::from_slice::<Said>(bytes) {
+        Ok(said) => said.judge(),
+        Err(error) => {
+            Outcome::Retry { error: format!("the outcome in the reply is malformed: {error}"), after: None }
+        }
+    }
+}
+
+impl Said {
+    fn judge(self) -> Outcome {
+        let error = || self.error.clone().unwrap_or_else(|| "the handler gave no reason".to_owned());
+        match self.outcome {
+            Word::Failed => Outcome::Failed(error()),
+            Word::Retry => {
+                let wait = self.retry_after.and_then(|s| Duration::try_from_secs_f64(s).ok());
+                Outcome::Retry { error: error(), after: wait.map(|wait| wait.min(LONGEST_WAIT)) }
+            }
+            Word::Succeeded => self.succeeded(),
+        }
+    }
+
+    /// What PostgreSQL cannot hold is found out here, before it costs a whole flush.
+    fn succeeded(self) -> Outcome {
+        if let Some(Err(refusal)) = self.result.as_ref().map(|result| input::check(result.text())) {
+            return Outcome::Failed(format!("the result cannot be stored: {}", refusal.fault));
+        }
+        let outputs: Vec<(String, String)> = self.outputs.into_iter().flatten().collect();
+        if outputs.iter().any(|(name, text)| name.contains('\0') || text.contains('\0')) {
+            return Outcome::Failed("the output text cannot be stored: it has a NUL character".to_owned());
+        }
+        Outcome::Succeeded(Done { result: self.result, outputs })
+    }
+}

@@ -1,0 +1,117 @@
+use super::*;
+use crate::{
+    handler::{BlockCall, Done, Outcome, TaskOutcome},
+    json::Json,
+    store::blocks::{BlockRef, InputRow},
+};
+use std::time::Duration;
+
+fn settled(asked: &[i32], reply: &str) -> (Vec<(i32, Outcome)>, Leftovers) {
+    settle(asked.iter().copied(), read_rows(reply.as_bytes()).unwrap())
+}
+
+fn ok(result: &str) -> Outcome {
+    Outcome::Succeeded(Done { result: Some(Json::from_text(result)), outputs: Vec::new() })
+}
+
+fn error_of(outcome: &Outcome) -> &str {
+    match outcome {
+        Outcome::Failed(error) | Outcome::Retry { error, .. } => error,
+        Outcome::Succeeded(_) => panic!("{outcome:?}"),
+    }
+}
+
+#[test]
+fn results_are_passed_through_as_they_stand() {
+    let text = r#"{"b":1.000, "a": [1e3 ,"\u00e9"], "b":2}"#;
+    let (rows, left) =
+        settled(&[7], &format!(r#"{{"rows":[{{"line":7,"outcome":"succeeded","result":{text}}}]}}"#));
+    assert_eq!(rows, [(7, ok(text))]);
+    assert!(left.is_none());
+}
+
+#[test]
+fn one_outcome_may_stand_for_all_and_rows_overrule_it() {
+    let (rows, left) =
+        settled(&[1, 2, 3], r#"{"outcome":"succeeded","rows":[{"line":2,"outcome":"failed","error":"no"}]}"#);
+    assert!(matches!(rows[0].1, Outcome::Succeeded(_)) && matches!(rows[2].1, Outcome::Succeeded(_)));
+    assert_eq!(rows[1].1, Outcome::Failed("no".into()));
+    assert!(left.is_none());
+}
+
+#[test]
+fn missing_duplicate_unknown_and_malformed_rows_touch_nobody_else() {
+    let reply = r#"{"rows":[
+        {"line":1,"outcome":"succeeded","result":1},
+        {"line":1,"outcome":"failed","error":"twice"},
+        {"line":2,"outcome":"sucess"},
+        {"line":"three","outcome":"succeeded"},
+        "not even an object",
+        {"line":99,"outcome":"failed","error":"whose?"},
+        {"line":4,"outcome":"retry","error":"later","retry_after":2.5},
+        {"line":5,"outcome":"succeeded","result":"\u0000"}]}"#;
+    let (rows, left) = settled(&[1, 2, 3, 4, 5, 6], reply);
+    assert_eq!(rows[0], (1, ok("1")));
+    assert!(error_of(&rows[1].1).contains("sucess"), "{rows:?}");
+    assert_eq!(error_of(&rows[2].1), "no outcome for this line in the reply");
+    let later = Outcome::Retry { error: "later".into(), after: Some(Duration::from_millis(2500)) };
+    assert_eq!(rows[3], (4, later));
+    assert!(matches!(&rows[4].1, Outcome::Failed(error) if error.contains("cannot be stored")), "{rows:?}");
+    assert!(matches!(rows[5].1, Outcome::Retry { .. }));
+    assert_eq!(left, Leftovers { duplicate: 1, unknown: 1, unreadable: 2, missing: 2 });
+}
+
+#[test]
+fn what_is_no_reply_is_told_with_its_beginning() {
+    for reply in ["", "<html>Bad gateway</html>", r#"{"rows":["#, "[]", r#"{"rows":7}"#, "{}", "\u{0}"] {
+        let error = read_rows(reply.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("reply"), "{reply}: {error}");
+    }
+    assert!(read_rows(b"\xff\xfe").is_err());
+    let long = read_rows("x".repeat(10_000).as_bytes()).unwrap_err().to_string();
+    assert!(long.len() < 1_000, "{long}");
+    assert!(read_row(br#"{"outcome":"succeeded"}"#).is_err());
+    assert_eq!(read_row(br#"{"line":3,"outcome":"succeeded","result":null}"#).unwrap().0, 3);
+}
+
+#[test]
+fn odd_waits_do_no_harm() {
+    for wait in ["-1", "1e300", "null", "0"] {
+        let (rows, _) = settled(&[1], &format!(r#"{{"outcome":"retry","retry_after":{wait}}}"#));
+        assert!(matches!(rows[0].1, Outcome::Retry { .. }), "{wait}: {rows:?}");
+    }
+}
+
+#[test]
+fn a_task_says_what_comes_next() {
+    let reply = br#"{"outcome":"succeeded","result":{"n":1},"spawn":[{"command":"c","payload":{"a": 1},"child_key":"k"}],"after":[{"command":"u"}]}"#;
+    let TaskOutcome::Done(done) = read_task(reply).unwrap() else { panic!() };
+    assert_eq!(done.spawn[0].payload, Some(Json::from_text(r#"{"a": 1}"#)));
+    assert_eq!((done.spawn[0].command.as_str(), done.after[0].command.as_str()), ("c", "u"));
+    let bad = read_task(br#"{"outcome":"succeeded","spawn":[{"payload":{}}]}"#).unwrap();
+    assert!(matches!(&bad, TaskOutcome::Retry { error, .. } if error.contains("command")), "{bad:?}");
+}
+
+#[test]
+fn a_request_says_everything_and_stays_on_one_line() {
+    let context = Json::from_text("{\"k\":\n1}");
+    let rows = [InputRow { line: 3, input: Json::from_text("{\"a\":\r\n 1.10}") }];
+    let call = BlockCall {
+        command: "c",
+        context: &context,
+        block: BlockRef { id: 1, token: uuid::Uuid::nil(), batch: 9 },
+        attempt: 2,
+        timeout: Duration::from_secs(30),
+        traceparent: None,
+    };
+    let line = row_line(&call, &rows[0]).unwrap();
+    assert!(!line.contains(['\n', '\r']), "{line}");
+    assert!(line.contains("1.10"), "{line}");
+    let row: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(row["row"]["idempotency_key"], "9/3");
+    assert_eq!(row["kind"], "row");
+    let request: serde_json::Value = serde_json::from_str(&rows_request(&call, &rows).unwrap()).unwrap();
+    assert_eq!(request["protocol"], VERSION);
+    assert_eq!((request["rows"][0]["attempt"].as_i64(), request["timeout"].as_f64()), (Some(2), Some(30.0)));
+    assert!(request["deadline"].as_str().unwrap().ends_with('Z'));
+}

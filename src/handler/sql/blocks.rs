@@ -1,0 +1,272 @@
+//! `sql` over blocks: a set-returning function of the user's over many rows at once. Its effects, the outcomes and the tally
+//! commit in one transaction that holds the block's token: exactly once.
+
+use super::{CONFLICT_RETRIES, QualifiedName, Session, Sql, is_conflict, told};
+use crate::{
+    backoff,
+    handler::{BlockCall, Done, Outcome, Told, Tongue, protocol},
+    json::Json,
+    store::{
+        LONGEST_BACKOFF,
+        blocks::InputRow,
+        flush::{self, RowWrite, Verdict, Written},
+    },
+};
+use serde::Serialize;
+use std::time::Duration;
+use tokio_postgres::{Error, IsolationLevel, Row};
+
+/// How long the server's own limit has before ours cuts the connection.
+const SERVER_FIRST: Duration = Duration::from_secs(2);
+
+/// What to select from a function of this name.
+pub(super) fn statement(function: &QualifiedName) -> String {
+    format!(
+        "SELECT f.line::int, f.outcome::text, f.result::jsonb, f.error::text \
+           FROM {function}($1::bigint, $2::jsonb, $3::jsonb) AS f"
+    )
+}
+
+#[derive(Serialize)]
+struct Given<'a> {
+    line: i32,
+    input: &'a Json,
+    attempt: i32,
+}
+
+/// What a call of the function came to.
+enum Called {
+    /// Committed, with what is to be tried again.
+    Committed { lines: Vec<i32>, succeeded: u64, failed: u64, again: Vec<(i32, Outcome)> },
+    /// Rolled back: somebody else has the block.
+    NotHeld,
+    /// Rolled back: some of these lines have results already, so their effects must not be repeated.
+    WrittenBefore,
+    /// Rolled back on purpose.
+    Rehearsed(Vec<(i32, Outcome)>),
+}
+
+/// Why a call failed.
+enum Failure {
+    /// The function's own fault, or that of a row.
+    Function(String),
+    /// Not of any single row: running halves would only fail more often.
+    Systemic(String),
+    /// The database is away. A commit may have been under way.
+    Away(String),
+}
+
+/// Whether the effects are to stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Work,
+    Rehearsal,
+}
+
+impl Sql {
+    /// Runs `rows`; a function that fails is run again on halves, down to the row.
+    pub(super) async fn run_block(&self, call: &BlockCall<'_>, rows: &[InputRow], tongue: &Tongue) {
+        let mut pieces = vec![rows.iter().collect::<Vec<_>>()];
+        let mut outages = 0;
+        while let Some(piece) = pieces.pop() {
+            if piece.is_empty() {
+                continue;
+            }
+            match self.attempt_block(call, &piece).await {
+                Ok(Called::Committed { lines, succeeded, failed, again }) => {
+                    tongue.tell(Told::Committed { lines, succeeded, failed });
+                    again.into_iter().for_each(|(line, outcome)| tongue.row(line, outcome));
+                }
+                Ok(Called::Rehearsed(rows)) => {
+                    rows.into_iter().for_each(|(line, outcome)| tongue.row(line, outcome))
+                }
+                Ok(Called::NotHeld) => return tongue.tell(Told::NotHeld),
+                Ok(Called::WrittenBefore) => pieces.push(self.still_open(call, piece, tongue).await),
+                Err(Failure::Function(_)) if piece.len() > 1 => {
+                    let other = piece[piece.len() / 2..].to_vec();
+                    let one = piece[..piece.len() / 2].to_vec();
+                    pieces.extend([other, one]);
+                }
+                Err(Failure::Function(error) | Failure::Systemic(error)) => {
+                    tongue.rows(piece, &Outcome::Retry { error, after: None });
+                }
+                // Nobody's fault: no try is charged, and what may have been committed is looked up first.
+                Err(Failure::Away(error)) => {
+                    outages += 1;
+                    tracing::warn!(command = call.command, error, "the database is away; trying again");
+                    tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, outages))
+                        .await;
+                    pieces.push(self.still_open(call, piece, tongue).await);
+                }
+            }
+        }
+    }
+
+    /// The rows of `piece` without a result; of those with one an earlier commit is told.
+    async fn still_open<'r>(
+        &self,
+        call: &BlockCall<'_>,
+        mut piece: Vec<&'r InputRow>,
+        tongue: &Tongue,
+    ) -> Vec<&'r InputRow> {
+        let lines: Vec<i32> = piece.iter().map(|row| row.line).collect();
+        let mut tries = 0;
+        let done = loop {
+            let found = match self.database.connection().await {
+                Ok(client) => {
+                    flush::lines_with_result(&client, call.block.batch, &lines).await.map_err(|e| told(&e))
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            match found {
+                Ok(done) => break done,
+                Err(_) => {
+                    tries += 1;
+                    tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries))
+                        .await;
+                }
+            }
+        };
+        piece.retain(|row| !done.contains(&row.line));
+        if !done.is_empty() {
+            // Counted when it was written, by a call whose reply was lost; only the metrics of this worker miss it.
+            tongue.tell(Told::Committed { lines: done, succeeded: 0, failed: 0 });
+        }
+        piece
+    }
+
+    async fn attempt_block(&self, call: &BlockCall<'_>, rows: &[&InputRow]) -> Result<Called, Failure> {
+        let purpose = if self.rehearsal { Purpose::Rehearsal } else { Purpose::Work };
+        for conflict in 1.. {
+            let client =
+                self.database.connection().await.map_err(|error| Failure::Away(error.to_string()))?;
+            let mut session = Session::new(client, &self.database.target);
+            let transaction = self.transact_block(session.client(), call, rows, purpose);
+            match tokio::time::timeout(call.timeout + SERVER_FIRST, transaction).await {
+                Ok(Ok(called)) => {
+                    session.finish();
+                    return Ok(called);
+                }
+                Ok(Err(error)) if is_conflict(&error) && conflict <= CONFLICT_RETRIES => {
+                    let (base, max) = (Duration::from_millis(20), Duration::from_millis(200));
+                    tokio::time::sleep(backoff::delay(base, max, conflict)).await;
+                }
+                // The session goes: whatever its state is now, nobody else should inherit it.
+                Ok(Err(error)) => return Err(sort(&error)),
+                Err(_) => {
+                    let limit = humantime::format_duration(call.timeout);
+                    return Err(Failure::Function(format!("ran longer than its timeout of {limit}")));
+                }
+            }
+        }
+        unreachable!("the loop ends by returning")
+    }
+
+    async fn transact_block(
+        &self,
+        client: &mut deadpool_postgres::Object,
+        call: &BlockCall<'_>,
+        rows: &[&InputRow],
+        purpose: Purpose,
+    ) -> Result<Called, Error> {
+        let given: Vec<Given<'_>> = rows
+            .iter()
+            .map(|row| Given { line: row.line, input: &row.input, attempt: call.attempt })
+            .collect();
+        // Inputs are jsonb of the database's own; only a hand-made one could fail here, and then in the function.
+        let given = Json::of(&given).unwrap_or_else(|_| Json::from_text("[]"));
+        let transaction =
+            client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
+        transaction.batch_execute(&self.settings(call.timeout)).await?;
+        let select = transaction.prepare_cached(&self.select).await?;
+        let answered = transaction.query(&select, &[&call.block.batch, call.context, &given]).await?;
+        let (outcomes, left) = protocol::settle(rows.iter().map(|row| row.line), read(&answered));
+        if !left.is_none() {
+            tracing::warn!(
+                command = call.command,
+                batch = call.block.batch,
+                ?left,
+                "the function does not answer what was asked"
+            );
+        }
+        if purpose == Purpose::Rehearsal {
+            transaction.rollback().await?;
+            return Ok(Called::Rehearsed(outcomes));
+        }
+        transaction.batch_execute("RESET ROLE; SET LOCAL search_path = pg_catalog, pg_temp").await?;
+        let (writes, again) = part(outcomes, call.attempt);
+        let lines: Vec<i32> = writes.iter().map(|write| write.line).collect();
+        match flush::write_rows_within(&transaction, call.block, writes).await? {
+            Written::Held { succeeded, failed } if succeeded + failed == lines.len() as u64 => {
+                crate::failpoint!("sql.block.before_commit");
+                transaction.commit().await?;
+                crate::failpoint!("sql.block.committed");
+                Ok(Called::Committed { lines, succeeded, failed, again })
+            }
+            Written::Held { .. } => {
+                transaction.rollback().await?;
+                Ok(Called::WrittenBefore)
+            }
+            Written::NotHeld => {
+                // Somebody else has the block: our effects vanish.
+                transaction.rollback().await?;
+                Ok(Called::NotHeld)
+            }
+        }
+    }
+}
+
+fn read(rows: &[Row]) -> protocol::RowsReply {
+    let mut reply = protocol::RowsReply::default();
+    for row in rows {
+        let (line, word): (Option<i32>, Option<&str>) = (row.get(0), row.get(1));
+        let error =
+            || row.get::<_, Option<String>>(3).unwrap_or_else(|| "the function gave no reason".to_owned());
+        let outcome = match word {
+            Some("succeeded") => Outcome::Succeeded(Done { result: row.get(2), outputs: Vec::new() }),
+            Some("failed") => Outcome::Failed(error()),
+            Some("retry") => Outcome::Retry { error: error(), after: None },
+            other => Outcome::Retry {
+                error: format!(
+                    "the function returned {other:?} as outcome; it must be succeeded, failed or retry"
+                ),
+                after: None,
+            },
+        };
+        match line {
+            Some(line) => reply.rows.push((line, outcome)),
+            None => reply.unreadable += 1,
+        }
+    }
+    reply
+}
+
+/// What is written with the effects, and what is tried again.
+fn part(outcomes: Vec<(i32, Outcome)>, attempt: i32) -> (Vec<RowWrite>, Vec<(i32, Outcome)>) {
+    let (mut writes, mut again) = (Vec::new(), Vec::new());
+    for (line, outcome) in outcomes {
+        let verdict = match outcome {
+            Outcome::Succeeded(done) => Verdict::Succeeded(done.result),
+            Outcome::Failed(error) => Verdict::Failed(error),
+            retry @ Outcome::Retry { .. } => {
+                again.push((line, retry));
+                continue;
+            }
+        };
+        writes.push(RowWrite { line, attempt, verdict, outputs: None });
+    }
+    (writes, again)
+}
+
+/// Inside a user's function everything but a lost database is the function's own failure.
+fn sort(error: &Error) -> Failure {
+    let Some(state) = error.code().map(|state| state.code()) else { return Failure::Away(told(error)) };
+    match state.get(..2).unwrap_or_default() {
+        "08" | "53" | "58" => Failure::Away(told(error)),
+        "57" if state != "57014" => Failure::Away(told(error)),
+        _ if state == "25006" => Failure::Away(told(error)),
+        // No such function, no right to it, a statement of it that is wrong whatever the rows are.
+        "42" | "3F" => Failure::Systemic(told(error)),
+        _ => Failure::Function(told(error)),
+    }
+}
