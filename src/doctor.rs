@@ -1,5 +1,7 @@
 //! Looks at everything a worker needs and says what to do about what is missing.
 
+mod handlers;
+
 use crate::{
     config::{Config, Loaded},
     liveness::{Backend, redis},
@@ -56,7 +58,7 @@ pub async fn examine(loaded: &Loaded) -> Vec<Check> {
     checks.extend(postgres(config).await);
     checks.push(redis_check(config).await);
     checks.push(outputs(config).await);
-    checks.extend(handlers(config));
+    checks.extend(handlers::examine(config).await);
     checks
 }
 
@@ -203,12 +205,4 @@ fn apart(name: &str, message: &str, divider: &str, otherwise: &str) -> Check {
         Some((found, advice)) => Check::fail(name, found, advice),
         None => Check::fail(name, message, otherwise),
     }
-}
-
-fn handlers(config: &Config) -> Vec<Check> {
-    let check = |(name, handler): (&String, &crate::handler::Config)| {
-        let found = format!("{}, queue {}", handler.kind.as_str(), handler.queue);
-        Check::pass(&format!("handler {name}"), found)
-    };
-    config.handlers.iter().map(check).collect()
 }

@@ -15,6 +15,7 @@ mod suite {
     mod dead;
     mod dev;
     mod drain;
+    mod handlers;
     mod harness;
     mod harness_death;
     mod hostile;

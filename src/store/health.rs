@@ -116,3 +116,34 @@ async fn probe(client: &Client) -> Result<Option<String>, Error> {
         client.query_typed("SELECT pg_catalog.current_setting('musterd.pooler_probe', true)", &[]).await?;
     Ok(rows.first().and_then(|row| row.get(0)))
 }
+
+/// What a routine must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routine {
+    Procedure,
+    Function,
+}
+
+/// Why a handler's routine cannot be called, by `role` if one is given; `None` when it can.
+pub async fn routine_trouble(
+    client: &Client,
+    signature: &str,
+    kind: Routine,
+    role: Option<&str>,
+) -> Result<Option<&'static str>, Error> {
+    const SQL: &str = "SELECT p.prokind::text, p.proretset,
+               pg_catalog.has_function_privilege(COALESCE($2, CURRENT_USER)::name, p.oid, 'EXECUTE')
+               AND pg_catalog.has_schema_privilege(COALESCE($2, CURRENT_USER)::name, p.pronamespace, 'USAGE')
+          FROM pg_catalog.pg_proc p WHERE p.oid = pg_catalog.to_regprocedure($1)";
+    let Some(row) = client.query_opt(SQL, &[&signature, &role]).await? else {
+        return Ok(Some("does not exist"));
+    };
+    let (found, is_set, may): (&str, bool, bool) = (row.get(0), row.get(1), row.get(2));
+    Ok(match (kind, found) {
+        (Routine::Procedure, "p") | (Routine::Function, "f") if !may => Some("may not be executed"),
+        (Routine::Function, "f") if !is_set => Some("returns no table"),
+        (Routine::Procedure, "p") | (Routine::Function, "f") => None,
+        (Routine::Procedure, _) => Some("is no procedure"),
+        (Routine::Function, _) => Some("is no function"),
+    })
+}

@@ -42,7 +42,10 @@ impl Work<'_> {
                     open.retain(|line| !lines.contains(line));
                     self.was_committed(succeeded, failed);
                 }
-                Some(Told::NotHeld) => break Some(End::Fenced),
+                Some(Told::NotHeld) => {
+                    self.was_refused(rows.len());
+                    break Some(End::Fenced);
+                }
             }
         };
         match (end, work.reason()) {
@@ -58,9 +61,6 @@ impl Work<'_> {
             }
             _ => {}
         }
-        if end == Some(End::Fenced) {
-            self.bench.metrics.fenced.inc_by(rows.len() as u64);
-        }
         end
     }
 
@@ -70,6 +70,13 @@ impl Work<'_> {
             Some(first) => self.next_line = first.line,
             None => self.next_line = rows.last().map_or(self.next_line, |row| row.line + 1),
         }
+    }
+
+    fn was_refused(&self, rows: usize) {
+        self.bench.metrics.fenced.inc_by(rows as u64);
+        let block = self.block.reference;
+        tracing::warn!(token = %block.token, batch = block.batch, rows,
+            "this block is somebody else's now; its effects were rolled back");
     }
 
     /// The handler's own transaction wrote these rows; what follows from that commit follows now.

@@ -1,0 +1,212 @@
+//! `http`: whatever the service does, every row ends as it should and nobody else's row is touched.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
+
+use super::server::{Act, Request, Server};
+use super::{Site, all_succeeded};
+
+/// Misbehaves in one way the first time a line is asked for, and behaves after that.
+async fn once(misbehave: impl Fn(&Request) -> Act + Send + Sync + 'static) -> Server {
+    Server::start(move |request: Request| {
+        let first = request.body["block"]["attempt"] == 1;
+        let act = if first { misbehave(&request) } else { request.all("succeeded") };
+        async move { act }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_is_one_signed_request_with_everything_in_it() {
+    let server = Server::start(|request: Request| async move { request.all("succeeded") }).await;
+    let site = Site::start(&server.config(
+        "block_size = 10\nsecret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"\nbearer_token = \"t0ken\"\n\
+         [handlers.work.headers]\nX-Team = \"billing\"\n",
+    ))
+    .await;
+    all_succeeded(&site.run("work", 25).await, 25);
+    let seen = server.seen();
+    assert!(seen.iter().all(|request| request.lines().len() <= 10));
+    assert!(seen.len() <= 5, "{} requests for 25 rows", seen.len());
+    let one = &seen[0];
+    assert_eq!(
+        (one.headers["authorization"].as_str(), one.headers["x-team"].as_str()),
+        ("Bearer t0ken", "billing")
+    );
+    assert_eq!(one.headers["idempotency-key"], one.headers["webhook-id"]);
+    assert_eq!((&one.body["protocol"], &one.body["kind"]), (&json!("muster/1"), &json!("rows")));
+    assert_eq!(
+        one.body["rows"][0]["idempotency_key"],
+        json!(format!("{}/{}", one.body["batch"]["id"], one.lines()[0]))
+    );
+    // Checked as a receiver would: with the key, the id, the time and the body as it came.
+    let signer =
+        musterd::handler::http::Signer::new(&"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()).unwrap();
+    let time: i64 = one.headers["webhook-timestamp"].parse().unwrap();
+    let expected = signer.sign(&one.headers["webhook-id"], time, &one.text);
+    assert_eq!(one.headers["webhook-signature"], format!("v1,{expected}"));
+    assert!((jiff::Timestamp::now().as_second() - time).abs() < 300);
+    let log = site.daemon.log().join("\n");
+    assert!(!log.contains("t0ken") && !log.contains("MfKQ9r8"), "secrets do not belong in the log");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_replies_are_tried_again() {
+    for (what, act) in [
+        ("500", (|_| Act::Reply(500, "oops".into())) as fn(&Request) -> Act),
+        ("503", |_| Act::ReplyWith(503, vec![("retry-after", "0".into())], "busy".into())),
+        ("half a reply", |request| match request.all("succeeded") {
+            Act::Reply(_, body) => Act::Half(body),
+            other => other,
+        }),
+        ("a reset", |_| Act::Reset),
+        ("no JSON", |_| Act::Reply(200, "<html>".into())),
+        ("an empty body", |_| Act::Reply(200, String::new())),
+        ("a redirect", |_| {
+            Act::ReplyWith(302, vec![("location", "http://169.254.169.254/".into())], String::new())
+        }),
+        ("a huge body", |_| Act::Endless(4 << 20)),
+    ] {
+        let server = once(act).await;
+        let site = Site::start(&server.config("max_reply_bytes = 1000000\n")).await;
+        let rows = site.run("work", 5).await;
+        all_succeeded(&rows, 5);
+        assert!(rows.iter().all(|row| row.attempt == 2), "{what}: {rows:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_lines_cost_only_the_rows_they_are_about() {
+    let server = once(|request| {
+        let mut rows: Vec<_> = request
+            .lines()
+            .iter()
+            .map(|line| json!({ "line": line, "outcome": "succeeded", "result": line }))
+            .collect();
+        rows[0]["outcome"] = json!("splendid");
+        rows[1]["line"] = json!(4711);
+        rows[2] = json!({ "line": 3, "outcome": "failed", "error": "the card is stolen" });
+        rows.push(json!({ "line": 4, "outcome": "failed", "error": "said twice" }));
+        rows.push(json!("nonsense"));
+        Act::Reply(200, json!({ "rows": rows }).to_string())
+    })
+    .await;
+    let site = Site::start(&server.config("")).await;
+    let rows = site.run("work", 6).await;
+    let states: Vec<(&str, i32)> = rows.iter().map(|row| (row.state.as_str(), row.attempt)).collect();
+    assert_eq!(
+        states,
+        [
+            ("succeeded", 2),
+            ("succeeded", 2),
+            ("failed", 1),
+            ("succeeded", 1),
+            ("succeeded", 1),
+            ("succeeded", 1)
+        ]
+    );
+    assert_eq!(rows[2].error, "the card is stolen");
+    site.daemon.wait_for_log(super::SOON, |line| line.contains("does not answer what was asked")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_is_final_and_says_what_the_service_said() {
+    let server = Server::start(|_| async { Act::Reply(422, "no such account".into()) }).await;
+    let site = Site::start(&server.config("")).await;
+    let rows = site.run("work", 2).await;
+    assert!(rows.iter().all(|row| row.state == "failed" && row.attempt == 1), "{rows:?}");
+    assert!(rows[0].error.contains("422") && rows[0].error.contains("no such account"), "{rows:?}");
+    assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_service_costs_a_try_and_no_more_time_than_the_timeout() {
+    let server = Server::start(|request: Request| async move {
+        if request.body["block"]["attempt"] == 1 {
+            std::future::pending::<()>().await;
+        }
+        request.all("succeeded")
+    })
+    .await;
+    let config = server.config("").replace("30s", "200ms");
+    let site = Site::start(&config).await;
+    let rows = site.run("work", 3).await;
+    all_succeeded(&rows, 3);
+    assert!(rows.iter().all(|row| row.attempt == 2), "{rows:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_much_at_once_goes_in_halves_down_to_the_row() {
+    let server = Server::start(|request: Request| async move {
+        if request.lines().len() > 2 || request.lines().contains(&5) {
+            Act::Reply(413, "large".into())
+        } else {
+            request.all("succeeded")
+        }
+    })
+    .await;
+    let site = Site::start(&server.config("")).await;
+    let rows = site.run("work", 8).await;
+    let failed: Vec<i32> = rows.iter().filter(|row| row.state == "failed").map(|row| row.line).collect();
+    assert_eq!((rows.len(), failed), (8, vec![5]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unstorable_result_fails_its_own_row_only() {
+    let server = Server::start(|request: Request| async move {
+        let rows: Vec<String> = request
+            .lines()
+            .iter()
+            .map(|line| {
+                format!(
+                    r#"{{"line":{line},"outcome":"succeeded","result":{}}}"#,
+                    if *line == 2 { r#""\u0000""# } else { "1.50" }
+                )
+            })
+            .collect();
+        Act::Reply(200, format!(r#"{{"rows":[{}]}}"#, rows.join(",")))
+    })
+    .await;
+    let site = Site::start(&server.config("")).await;
+    let rows = site.run("work", 3).await;
+    assert_eq!(
+        rows.iter().map(|row| row.state.as_str()).collect::<Vec<_>>(),
+        ["succeeded", "failed", "succeeded"]
+    );
+    let text: String = site
+        .client
+        .query_one("SELECT result::text FROM musterd.results WHERE line = 1", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(text, "1.50", "passed through, not read as a float");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_is_a_request_of_its_own_and_may_spawn() {
+    let children = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&children);
+    let server = Server::start(move |request: Request| {
+        let counted = Arc::clone(&counted);
+        async move {
+            if request.body["task"]["parent_id"].is_null() {
+                let spawn: Vec<_> = (0..3)
+                    .map(|n| json!({ "command": "work", "payload": { "n": n }, "child_key": n.to_string() }))
+                    .collect();
+                return Act::Reply(
+                    200,
+                    json!({ "outcome": "succeeded", "result": { "made": 3 }, "spawn": spawn }).to_string(),
+                );
+            }
+            counted.fetch_add(1, Ordering::SeqCst);
+            Act::Reply(200, json!({ "outcome": "succeeded" }).to_string())
+        }
+    })
+    .await;
+    let site = Site::start(&server.config("")).await;
+    let (state, result, _) = site.task("work", &json!({ "top": true })).await;
+    assert_eq!((state.as_str(), result), ("succeeded", Some(json!({ "made": 3 }))));
+    assert_eq!(children.load(Ordering::SeqCst), 3);
+}

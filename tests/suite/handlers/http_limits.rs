@@ -1,0 +1,86 @@
+//! `http`: a service is asked no more than it can take.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::server::{Act, Request, Server};
+use super::{QUICK, SOON, Site, all_succeeded, ended, submit_rows};
+use crate::suite::support::daemon::Daemon;
+use crate::suite::support::database::TestDb;
+use crate::suite::support::gate::Gate;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_requests_than_the_limit_are_under_way() {
+    let gate = Gate::closed();
+    let at = gate.clone();
+    let server = Server::start(move |request: Request| {
+        let at = at.clone();
+        async move {
+            at.pass().await;
+            request.all("succeeded")
+        }
+    })
+    .await;
+    let site = Site::start(&server.config("block_size = 1\nconcurrency = 3\n")).await;
+    let batch = site.submit("work", 30).await;
+    // Three are at the gate, and eight fibers have something to send: nobody else comes.
+    gate.entered_by(3).await;
+    site.daemon.get("/livez").await.unwrap();
+    assert_eq!(server.seen().len(), 3);
+    gate.open();
+    all_succeeded(&site.ended(batch).await, 30);
+    assert_eq!(server.busiest.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_429_lowers_the_concurrency_and_fails_no_row() {
+    let storm = Arc::new(AtomicUsize::new(2));
+    let left = Arc::clone(&storm);
+    let server = Server::start(move |request: Request| {
+        let calm = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_err();
+        async move {
+            match calm {
+                true => request.all("succeeded"),
+                false => Act::ReplyWith(429, vec![("retry-after", "0".into())], "slow down".into()),
+            }
+        }
+    })
+    .await;
+    let site = Site::start(&server.config("block_size = 5\n")).await;
+    let batch = site.submit("work", 100).await;
+    let rows = site.ended(batch).await;
+    all_succeeded(&rows, 100);
+    let line = site.daemon.wait_for_log(SOON, |line| line.contains("asking it less")).await;
+    assert!(line.contains("\"limit\":4"), "from eight to four: {line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_is_kept_by_all_replicas_together() {
+    let times = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&times);
+    let server = Server::start(move |request: Request| {
+        seen.lock().unwrap().push(Instant::now());
+        async move { request.all("succeeded") }
+    })
+    .await;
+    let db = TestDb::new().await;
+    let config = format!("{QUICK}{}", server.config("block_size = 1\nrate_limit = \"20/s\"\n"));
+    let (one, other) = (Daemon::builder(&db, &config).start(), Daemon::builder(&db, &config).start());
+    one.wait_ready().await;
+    other.wait_ready().await;
+    let client = db.client().await;
+    let rows: Vec<_> = (0..30).map(|n| serde_json::json!({ "n": n })).collect();
+    let began = Instant::now();
+    let batch = submit_rows(&client, "work", &rows.into()).await;
+    all_succeeded(&ended(&client, batch).await, 30);
+    // Thirty turns are twenty-nine intervals of 50 ms, whoever took them; a busy machine only makes it longer.
+    let took = *times.lock().unwrap().last().unwrap() - began;
+    assert!(took >= Duration::from_millis(1400), "{took:?}");
+    let workers: i64 = client
+        .query_one("SELECT count(*) FROM musterd.workers WHERE state = 'alive'", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(workers, 2);
+}

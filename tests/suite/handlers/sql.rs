@@ -1,0 +1,147 @@
+//! `sql` over blocks: effects and results are one thing, whatever dies in between.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::{QUICK, SOON, Site, all_succeeded, ended, submit_rows};
+use crate::suite::support::daemon::Daemon;
+use crate::suite::support::database::TestDb;
+
+const HANDLER: &str = "[handlers.work]\nkind = \"sql\"\nfunction = \"app.work\"\n";
+
+/// Every row leaves an effect; 13 cannot be done with anybody, 7 is refused, 5 wants another try once, 3 is forgotten once.
+const FUNCTION: &str = "CREATE SCHEMA app;
+    CREATE TABLE app.effects (batch bigint, line int, n int);
+    CREATE FUNCTION app.work(batch bigint, context jsonb, rows jsonb)
+    RETURNS TABLE (line int, outcome text, result jsonb, error text) LANGUAGE plpgsql AS $$
+    BEGIN
+        IF EXISTS (SELECT FROM jsonb_to_recordset(rows) AS r (input jsonb) WHERE r.input ->> 'n' = '13') THEN
+            RAISE EXCEPTION 'thirteen is too many';
+        END IF;
+        RETURN QUERY
+        WITH given AS (SELECT r.line, (r.input ->> 'n')::int AS n, r.attempt
+                         FROM jsonb_to_recordset(rows) AS r (line int, input jsonb, attempt int)),
+             written AS (INSERT INTO app.effects SELECT work.batch, g.line, g.n FROM given g)
+        SELECT g.line,
+               CASE WHEN g.n = 7 THEN 'failed' WHEN g.n = 5 AND g.attempt = 1 THEN 'retry' ELSE 'succeeded' END,
+               jsonb_build_object('double', g.n * 2), CASE WHEN g.n = 7 THEN 'seven is refused' END
+          FROM given g WHERE g.n <> 3 OR g.attempt > 1;
+    END $$";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_over_blocks_answers_row_by_row_and_its_failure_is_found() {
+    let db = TestDb::new().await;
+    db.client().await.batch_execute(FUNCTION).await.unwrap();
+    let daemon = Daemon::builder(&db, &format!("{QUICK}{HANDLER}")).start();
+    daemon.wait_ready().await;
+    let site = Site { client: db.client().await, daemon, db };
+    let batch = site.submit("work", 40).await;
+    let rows = site.ended(batch).await;
+    let failed: Vec<(i32, i32)> =
+        rows.iter().filter(|row| row.state == "failed").map(|row| (row.line, row.attempt)).collect();
+    assert_eq!((rows.len(), failed), (40, vec![(7, 1), (13, 3)]));
+    assert!(rows[12].error.contains("thirteen is too many"), "{:?}", rows[12]);
+    assert_eq!((rows[4].attempt, rows[2].attempt, rows[0].attempt), (2, 2, 1));
+    assert_eq!(rows[19].result, Some(serde_json::json!({ "double": 40 })));
+    let tally = "SELECT sum(succeeded)::int, sum(failed)::int FROM musterd.tallies WHERE batch_id = $1";
+    let row = site.client.query_one(tally, &[&batch]).await.unwrap();
+    assert_eq!((row.get::<_, i32>(0), row.get::<_, i32>(1)), (38, 2));
+    assert!(!site.db.name().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_function_is_told_in_postgresql_s_words() {
+    let site = Site::start(HANDLER).await;
+    let rows = site.run("work", 3).await;
+    assert!(rows.iter().all(|row| row.state == "failed" && row.error.contains("42883")), "{rows:?}");
+}
+
+/// Kills so many workers in the middle of their work; in the end every line has one effect and one result.
+async fn effects_equal_results_after(kills: u32) {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute(FUNCTION).await.unwrap();
+    // Every call takes a while, so that a kill finds some of them under way.
+    let slow = "CREATE FUNCTION app.slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN NULL; END $$;
+        CREATE TRIGGER slowly AFTER INSERT ON app.effects FOR EACH STATEMENT EXECUTE FUNCTION app.slowly();";
+    client.batch_execute(slow).await.unwrap();
+    let config = format!("{QUICK}{HANDLER}block_size = 7\n[queues.default]\nfibers = 4\n");
+    let rows: Vec<_> = (0..kills * 120).map(|n| serde_json::json!({ "n": 100 + n })).collect();
+    let batch = submit_rows(&client, "work", &rows.into()).await;
+    for kill in 0..=kills {
+        let daemon = Daemon::builder(&db, &config).start();
+        daemon.wait_ready().await;
+        if kill == kills {
+            let rows = ended(&client, batch).await;
+            all_succeeded(&rows, kills as usize * 120);
+            break;
+        }
+        // Some effects later, which is at another place of the walk every time.
+        let effects = "SELECT count(*) FROM app.effects";
+        let before: i64 = client.query_one(effects, &[]).await.unwrap().get(0);
+        crate::suite::support::wait::eventually(SOON, "some more effects", async || {
+            let now: i64 = client.query_one(effects, &[]).await.unwrap().get(0);
+            (now > before).then_some(())
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(u64::from(rand::random::<u8>() % 40))).await;
+        daemon.signal(Signal::KILL);
+        daemon.wait_exit(SOON).await;
+        drop(daemon);
+        // What recovery does for a worker that is dead.
+        let free = "UPDATE musterd.blocks SET worker = NULL, token = NULL, available_at = now() WHERE worker IS NOT NULL";
+        client.execute(free, &[]).await.unwrap();
+    }
+    let twice = "SELECT count(*) FROM (SELECT line FROM app.effects GROUP BY line HAVING count(*) <> 1) x";
+    assert_eq!(
+        client.query_one(twice, &[]).await.unwrap().get::<_, i64>(0),
+        0,
+        "an effect is missing or doubled"
+    );
+    let same = "SELECT count(*) FROM musterd.results r JOIN app.effects e ON e.batch = r.batch_id AND e.line = r.line
+                 WHERE r.state = 'succeeded' AND r.result ->> 'double' = (e.n * 2)::text";
+    assert_eq!(client.query_one(same, &[]).await.unwrap().get::<_, i64>(0), i64::from(kills) * 120);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn effects_equal_results_after_random_kills() {
+    effects_equal_results_after(4).await;
+}
+
+/// Run by hand, for the record: `cargo test --test suite twenty_random_kills -- --ignored`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute; the shorter one above runs always"]
+async fn effects_equal_results_after_twenty_random_kills() {
+    effects_equal_results_after(20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_lost_its_block_leaves_no_effect() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute(FUNCTION).await.unwrap();
+    // The first call waits for the test; its block is given to another meanwhile.
+    let gate = "CREATE TABLE app.gate (id int PRIMARY KEY); INSERT INTO app.gate VALUES (1);
+        CREATE FUNCTION app.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 FROM app.gate FOR SHARE; RETURN NULL; END $$;
+        CREATE TRIGGER wait AFTER INSERT ON app.effects FOR EACH STATEMENT EXECUTE FUNCTION app.wait();";
+    client.batch_execute(gate).await.unwrap();
+    let holder = db.client().await;
+    holder.batch_execute("BEGIN; SELECT 1 FROM app.gate FOR UPDATE").await.unwrap();
+    let daemon = Daemon::builder(&db, &format!("{QUICK}{HANDLER}")).start();
+    daemon.wait_ready().await;
+    let batch = submit_rows(&client, "work", &serde_json::json!([{ "n": 1 }])).await;
+    crate::suite::support::wait::eventually(SOON, "the function waits at the gate", async || {
+        let waiting = "SELECT 1 FROM pg_locks WHERE NOT granted";
+        client.query_opt(waiting, &[]).await.unwrap().map(drop)
+    })
+    .await;
+    let steal = "UPDATE musterd.blocks SET token = gen_random_uuid() WHERE worker IS NOT NULL";
+    assert_eq!(client.execute(steal, &[]).await.unwrap(), 1);
+    holder.batch_execute("COMMIT").await.unwrap();
+    daemon.wait_for_log(SOON, |line| line.contains("effects were rolled back")).await;
+    let count: i64 = client.query_one("SELECT count(*) FROM app.effects", &[]).await.unwrap().get(0);
+    assert_eq!(count, 0);
+    let results = "SELECT count(*) FROM musterd.results WHERE batch_id = $1";
+    assert_eq!(client.query_one(results, &[&batch]).await.unwrap().get::<_, i64>(0), 0);
+}
