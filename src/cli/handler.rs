@@ -16,6 +16,7 @@ use musterd::{
 use std::{io::Read, path::PathBuf, time::Instant};
 
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:\n  musterd handler list\n  musterd handler test noop --input rows.ndjson")]
 pub(super) enum HandlerCommand {
     /// Run a handler on sample rows and show request, reply and verdict. Nothing is stored; http and exec do their work.
     #[command(after_help = "Examples:\n  musterd handler test charge --input sample.ndjson\n  \

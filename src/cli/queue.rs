@@ -7,6 +7,7 @@ use comfy_table::Cell;
 use musterd::store::queues;
 
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:\n  musterd queue list\n  musterd queue pause default")]
 pub(super) enum QueueCommand {
     /// List the queues and what is in them.
     #[command(after_help = "Examples:\n  musterd queue list\n  musterd queue list --json")]

@@ -109,6 +109,7 @@ const ABORT_EXAMPLES: &str = "Examples:\n  musterd task abort 17";
 const RETRY_EXAMPLES: &str = "Examples:\n  musterd task retry 17";
 
 #[derive(Debug, Subcommand)]
+#[command(after_help = LIST_EXAMPLES)]
 pub(super) enum TaskCommand {
     /// Show a task: its state, attempts, result or error.
     #[command(after_help = SHOW_EXAMPLES)]

@@ -6,6 +6,7 @@ use clap::Subcommand;
 use musterd::why::{self, Reason};
 
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:\n  musterd why batch 17\n  musterd why queue default")]
 pub(super) enum Why {
     /// Why a batch is where it is.
     #[command(after_help = "Examples:\n  musterd why batch 17\n  musterd why batch 17 --json")]

@@ -16,6 +16,7 @@ Examples:
   musterd worker show web-1-4711-1763350000000000000";
 
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:\n  musterd worker list\n  musterd worker list --json")]
 pub(super) enum WorkerCommand {
     /// List the workers of the last day: alive, draining, dead and stopped, with what they hold.
     #[command(after_help = LIST_EXAMPLES)]

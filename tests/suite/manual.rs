@@ -125,10 +125,12 @@ async fn every_metric_is_in_the_table_and_every_line_of_it_exists() {
     daemon.wait_ready().await;
     // Counts with labels appear with their first one.
     let submit = "SELECT musterd.submit_batch(command => 'noop', rows => ARRAY['1'::jsonb])";
-    db.client().await.execute(submit, &[]).await.unwrap();
-    let scrape = eventually(Duration::from_secs(30), "a row is counted", async || {
+    let client = db.client().await;
+    client.execute(submit, &[]).await.unwrap();
+    client.execute("SELECT musterd.enqueue('noop')", &[]).await.unwrap();
+    let scrape = eventually(Duration::from_secs(30), "a row and a task are counted", async || {
         let (_, text) = daemon.get("/metrics").await.unwrap();
-        text.contains("musterd_rows_total").then_some(text)
+        (text.contains("musterd_rows_total") && text.contains("musterd_tasks_total")).then_some(text)
     })
     .await;
     let types = scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
