@@ -147,7 +147,9 @@ impl Dev {
         if !self.demo {
             screen::line("")?;
             screen::line("Ready. In another terminal, try:")?;
-            screen::line("  seq 1000 | musterd submit - --command noop --wait")?;
+            // As it was called: it may not be on the PATH.
+            let musterd = std::env::args().next().unwrap_or_else(|| "musterd".into());
+            screen::line(&format!("  seq 1000 | {musterd} submit - --command noop --wait"))?;
             screen::line(&format!("  psql '{}'", server.url()))?;
             screen::line("Ctrl-C drains the worker and stops everything.")?;
         }
