@@ -237,7 +237,8 @@ COMMENT ON TABLE musterd.tallies IS
     'One per flush and block, written with its results and counted from what was really inserted: their sum is the progress. '
     'A tally with a block''s token also proves that a flush whose reply was lost has committed.';
 COMMENT ON COLUMN musterd.tallies.outputs IS 'Some of these results add text to output files.';
-CREATE INDEX tallies_batch ON musterd.tallies (batch_id, token);
+-- The counts are in the index: the progress of ten million rows is a hundred thousand of them, read in one go.
+CREATE INDEX tallies_batch ON musterd.tallies (batch_id, token) INCLUDE (succeeded, failed);
 -- Whether a batch has outputs at all is asked at its end, under its lock too: never by a look at its results.
 CREATE INDEX tallies_outputs ON musterd.tallies (batch_id) WHERE outputs;
 

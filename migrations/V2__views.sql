@@ -60,7 +60,9 @@ SELECT b.id,
       SELECT COALESCE(b.succeeded, sum(y.succeeded), 0)::int AS succeeded,
              COALESCE(b.failed, sum(y.failed), 0)::int AS failed
         FROM musterd.tallies y
-       WHERE y.batch_id = b.id AND b.summarized_at IS NULL) d
+       -- BETWEEN, not =, is for the planner: it then expects few of them and goes through the index. With = and few
+       -- batches it reads the tallies of all, for each of them.
+       WHERE y.batch_id BETWEEN b.id AND b.id AND b.summarized_at IS NULL) d
  CROSS JOIN LATERAL (
       -- A block counts for what it covers less what was tallied under its token; lines that an earlier holder finished
       -- are counted once by the bound.

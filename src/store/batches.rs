@@ -30,6 +30,9 @@ pub enum Look {
 
 /// Whether a scope is over. One statement, one snapshot: a batch that is closed in it stays closed, and its count
 /// right, unless its generation or its number of rows changes.
+///
+/// The range of lines holds for every result. It is there for the planner: with it a count goes through the keys, and
+/// the ten results of one batch are not looked for among all results of all batches, with all their text.
 pub async fn look(client: &impl GenericClient, id: i64) -> Result<Look, Error> {
     const SQL: &str = "WITH b AS MATERIALIZED (
             SELECT b.id, b.generation, b.rows
@@ -38,14 +41,17 @@ pub async fn look(client: &impl GenericClient, id: i64) -> Result<Look, Error> {
                AND (b.aborting OR (b.open AND b.next_line > b.rows))
                AND NOT EXISTS (SELECT FROM musterd.blocks k
                                 WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting)))
-        SELECT b.id, b.generation, b.rows, c.succeeded, c.failed,
-               EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id = b.id AND y.outputs) AS outputs,
+        SELECT b.id, b.generation, b.rows, s.succeeded, f.failed,
+               EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id BETWEEN b.id AND b.id AND y.outputs) AS outputs,
                false AS parent
           FROM b
          CROSS JOIN LATERAL (
-               SELECT (pg_catalog.count(*) FILTER (WHERE r.state = 'succeeded'))::int AS succeeded,
-                      (pg_catalog.count(*) FILTER (WHERE r.state = 'failed'))::int AS failed
-                 FROM musterd.results r WHERE r.batch_id = b.id) c
+               SELECT pg_catalog.count(*)::int AS failed
+                 FROM musterd.results r
+                WHERE r.batch_id = b.id AND r.line BETWEEN 1 AND b.rows AND r.state = 'failed') f
+         CROSS JOIN LATERAL (
+               SELECT pg_catalog.count(*)::int - f.failed AS succeeded
+                 FROM musterd.results r WHERE r.batch_id = b.id AND r.line BETWEEN 1 AND b.rows) s
         UNION ALL
         SELECT t.id, 0, 0, 0, 0, false, true
           FROM musterd.tasks t
@@ -120,7 +126,7 @@ pub async fn complete(
 /// Of these scopes, those that are over and not finished, and those that have used up their budget of failures.
 pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Vec<OverBudget>), Error> {
     const SQL: &str = "SELECT b.id, NULL::text AS budget,
-               EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id = b.id AND y.outputs) AS outputs
+               EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id BETWEEN b.id AND b.id AND y.outputs) AS outputs
           FROM musterd.batches b
          WHERE b.id = ANY ($1) AND b.summarized_at IS NULL AND (b.aborting OR (b.open AND b.next_line > b.rows))
            AND NOT EXISTS (SELECT FROM musterd.blocks k

@@ -189,7 +189,7 @@ impl Desk {
                     // It rests in the lane, which has told why.
                     Err(CompleteError::Outputs { source, .. }) => return self.lane.failed(id, source),
                     Ok(Completion::NeedsUpload) => return self.enter_lane(id),
-                    _ if upload => self.lane.uploaded(id),
+                    _ if upload => self.lane.left(id, matches!(answer, Ok(Completion::Completed))),
                     _ => {}
                 }
                 report(id, &answer);

@@ -67,10 +67,10 @@ impl UploadLane {
         self.under_way.len() < UPLOADS as usize
     }
 
-    /// An upload came to an end, whatever the completion then said.
-    pub(super) fn uploaded(&mut self, id: i64) {
+    /// A batch leaves the lane: it ended with its files, or (somebody else was first) there was nothing to upload.
+    pub(super) fn left(&mut self, id: i64, uploaded: bool) {
         self.under_way.remove(&id);
-        if !std::mem::take(&mut self.complaints).is_empty() {
+        if uploaded && !std::mem::take(&mut self.complaints).is_empty() {
             tracing::info!("outputs can be uploaded again");
         }
     }
@@ -123,7 +123,7 @@ mod tests {
             assert_eq!(lane.next(), None);
             lane.enter(8);
             assert_eq!(lane.next(), Some(8), "another batch does not wait for it");
-            lane.uploaded(8);
+            lane.left(8, true);
             let due = lane.next_due().unwrap();
             rest = due - Instant::now();
             tokio::time::sleep_until(due).await;
@@ -138,7 +138,7 @@ mod tests {
         let begun: Vec<i64> = std::iter::from_fn(|| lane.next()).collect();
         assert_eq!(begun.len(), UPLOADS as usize);
         assert_eq!(lane.next_due(), None, "nothing to wait for but the end of one");
-        lane.uploaded(begun[0]);
+        lane.left(begun[0], true);
         assert!(lane.next().is_some());
     }
 
