@@ -119,14 +119,24 @@ async fn a_worker_that_cannot_ask_what_it_owns_does_not_exit_with_nought() {
     let config = format!(
         "[database]\nurl = {url:?}\n[shutdown]\ngrace = \"500ms\"\n[handlers.sleep]\nduration = \"1h\""
     );
-    let daemon = Daemon::builder(&db, &config).start();
-    ledger.submit_block("sleep", 5).await;
-    ledger.somebody_holds(1, SOON).await;
-    proxy.set(Fault::RefuseNew);
-    proxy.reset_all();
-    daemon.signal(Signal::TERM);
-    let status = daemon.wait_exit(SOON).await;
-    assert_eq!(status.code(), Some(1));
-    assert_eq!(summary(&daemon)["clean"], false);
-    assert_eq!(ledger.owned().await, 1, "the block is left to the recovery");
+    // Once with a block in hand, once idle: then everything stops in time, and still nobody knows.
+    for rows in [5, 0] {
+        proxy.set(Fault::None);
+        let daemon = Daemon::builder(&db, &config).start();
+        daemon.wait_ready().await;
+        if rows > 0 {
+            ledger.submit_block("sleep", rows).await;
+            ledger.somebody_holds(1, SOON).await;
+        }
+        proxy.set(Fault::RefuseNew);
+        proxy.reset_all();
+        daemon.signal(Signal::TERM);
+        let status = daemon.wait_exit(SOON).await;
+        assert_eq!(status.code(), Some(1), "with {rows} rows in hand");
+        let last = summary(&daemon);
+        assert_eq!((&last["clean"], &last["owned"]), (&false.into(), &"Unknown".into()), "{last}");
+        assert_eq!(ledger.owned().await, i64::from(rows > 0), "a block is left to the recovery");
+        // As recovery would: the next worker finds nothing to do.
+        ledger.client.execute("DELETE FROM musterd.blocks", &[]).await.unwrap();
+    }
 }
