@@ -95,12 +95,15 @@ async fn a_second_signal_gives_back_at_once() {
 async fn a_worker_that_drains_is_left_in_peace() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let config = "[liveness]\nsettle = \"1s\"\n[handlers.sleep]\nduration = \"8s\"";
-    let daemon = Daemon::builder(&db, config).start();
-    let batch = ledger.submit("sleep", 1).await;
-    let worker = ledger.somebody_holds(1, SOON).await;
-    let judge = Daemon::builder(&db, config).start();
+    let judge = Daemon::builder(&db, "[liveness]\nsettle = \"1s\"").start();
     judge.wait_ready().await;
+    // A command that the judge does not know, and more time than a judgement takes.
+    let daemon =
+        Daemon::builder(&db, "[handlers.slow]\nkind = \"builtin\"\nbuiltin = \"sleep\"\nduration = \"10s\"")
+            .start();
+    daemon.wait_ready().await;
+    let batch = ledger.submit("slow", 1).await;
+    let worker = ledger.somebody_holds(1, SOON).await;
     daemon.signal(Signal::TERM);
     ledger.worker_is(&worker, "draining", SOON).await;
     assert!(daemon.wait_exit(SOON).await.success());
