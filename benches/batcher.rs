@@ -121,6 +121,7 @@ fn text(options: &Options, rows: &Rows) -> String {
         "deadlocks",
         "updates/s",
         "WAL bytes/update",
+        "server CPU, us/update",
         "outcomes counted",
     ]);
     let ways = [
@@ -137,6 +138,7 @@ fn text(options: &Options, rows: &Rows) -> String {
             outcome.deadlocks.to_string(),
             format!("{:.0}", outcome.updates_per_second),
             format!("{:.0}", outcome.wal_bytes_per_update),
+            format!("{:.0}", outcome.server_time_per_update),
             format!("{} of {}", outcome.right, options.tasks),
         ]);
     }
@@ -161,7 +163,8 @@ fn json(rows: &Rows) -> String {
         serde_json::json!({ "transactions": outcome.transactions, "trigger_runs": outcome.trigger_runs,
             "rolled_back": outcome.rolled_back, "deadlocks": outcome.deadlocks,
             "updates_per_second": outcome.updates_per_second,
-            "wal_bytes_per_update": outcome.wal_bytes_per_update, "outcomes_counted": outcome.right })
+            "wal_bytes_per_update": outcome.wal_bytes_per_update,
+            "server_cpu_us_per_update": outcome.server_time_per_update, "outcomes_counted": outcome.right })
     };
     serde_json::json!({ "postgres": rows.postgres, "unbatched": way(&rows.unbatched), "batched": way(&rows.batched),
         "batched_row_trigger": way(&rows.batched_row_trigger) })

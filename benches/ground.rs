@@ -87,6 +87,12 @@ impl Ground {
         Ok(Transactions { committed: row.get(0), rolled_back: row.get(1), deadlocks: row.get(2) })
     }
 
+    /// Processor time of all sessions that have ended, in seconds: it does not depend on who else uses the machine.
+    pub(crate) fn processor_time(&self) -> Result<f64> {
+        let [user, system, ended_user, ended_system] = processor_times(self.server.pid())?;
+        Ok(user + system + ended_user + ended_system)
+    }
+
     pub(crate) async fn version(&self) -> Result<String> {
         let client = connect(self.server.url()).await?;
         let row = client.query_one("SHOW server_version", &[]).await?;
@@ -123,6 +129,18 @@ pub(crate) struct Transactions {
     pub(crate) committed: i64,
     pub(crate) rolled_back: i64,
     pub(crate) deadlocks: i64,
+}
+
+/// Processor time of a process and of its children that have ended, user and system, in seconds.
+pub(crate) fn processor_times(pid: u32) -> Result<[f64; 4]> {
+    // Linux counts in hundredths for everybody outside, whatever it counts in inside.
+    const TICKS: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The second field is a name in parentheses and may contain anything; the fourteenth is the first we want.
+    let (_, fields) = stat.rsplit_once(") ").context("no such process")?;
+    let mut times = fields.split(' ').skip(11).map(|ticks| ticks.parse::<f64>().map(|ticks| ticks / TICKS));
+    let mut next = || anyhow::Ok(times.next().context("too few fields")??);
+    Ok([next()?, next()?, next()?, next()?])
 }
 
 pub(crate) async fn connect(url: &str) -> Result<OneShot> {

@@ -38,6 +38,9 @@ struct Options {
     /// Samples of each latency.
     #[arg(long, default_value_t = 100)]
     samples: usize,
+    /// A setting of the daemon over the shipped ones, to see what it changes: `batcher.capacity=1000`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
     /// One JSON object instead of tables.
     #[arg(long)]
     json: bool,
@@ -74,13 +77,13 @@ async fn run(options: &Options) -> Result<Report> {
         say(&format!("round {repeat} of {}: a queue table", options.repeats));
         let classic = classic::measure(&ground, options.rows).await?;
         say(&format!("round {repeat} of {}: musterd", options.repeats));
-        let musterd = worker::measure(&ground, options.rows).await?;
+        let musterd = worker::measure(&ground, options.rows, &options.set).await?;
         let round = Round { ledger, classic, musterd };
         say(&round.line());
         rounds.push(round);
     }
     say("latencies of an idle worker");
-    let latencies = latency::measure(&ground, options.samples).await?;
+    let latencies = latency::measure(&ground, options.samples, &options.set).await?;
     let report = Report { rows: options.rows, postgres: ground.version().await?, rounds, latencies };
     ground.stop().await?;
     Ok(report)

@@ -32,7 +32,7 @@ pub(crate) async fn unbatched(
     let mut running = JoinSet::new();
     for (writer, client) in (0..).zip(clients) {
         running.spawn(async move {
-            let update = client.prepare("UPDATE tasks SET status = $2 WHERE id = $1").await?;
+            let update = client.prepare("UPDATE public.tasks SET status = $2 WHERE id = $1").await?;
             for task in share(writer, writers, tasks) {
                 client.execute(&update, &[&task, &status_of(task)]).await?;
             }
@@ -95,7 +95,7 @@ impl Writer for TaskWriter {
         // In the order of their ids, as everybody who locks several rows should.
         updates.sort_unstable();
         let (ids, statuses): (Vec<i64>, Vec<&str>) = updates.into_iter().unzip();
-        const SQL: &str = "UPDATE tasks t SET status = u.status
+        const SQL: &str = "UPDATE public.tasks t SET status = u.status
               FROM unnest($1::bigint[], $2::text[]) AS u (id, status) WHERE t.id = u.id";
         if let Err(error) = self.client.execute(SQL, &[&ids, &statuses]).await {
             let _ = self.failed.set(error);

@@ -22,9 +22,9 @@ pub(crate) struct Latencies {
     pub(crate) last_row_to_done: Vec<f64>,
 }
 
-pub(crate) async fn measure(ground: &Ground, samples: usize) -> Result<Latencies> {
+pub(crate) async fn measure(ground: &Ground, samples: usize, settings: &[String]) -> Result<Latencies> {
     let database = ground.database().await?;
-    let worker = Worker::start(&database).await?;
+    let worker = Worker::start(&database, settings).await?;
     let latencies = sample(&database, samples).await;
     worker.stop().await?;
     ground.drop_database(database).await?;

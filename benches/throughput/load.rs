@@ -13,23 +13,15 @@ pub(crate) struct Measured {
     pub(crate) rows_per_second: f64,
     pub(crate) wal_bytes_per_row: f64,
     pub(crate) transactions_per_1000: f64,
-}
-
-impl Measured {
-    pub(crate) fn of(rows: i32, took: Duration, wal: f64, transactions: i64) -> Self {
-        let rows = f64::from(rows);
-        Self {
-            rows_per_second: rows / took.as_secs_f64(),
-            wal_bytes_per_row: wal / rows,
-            transactions_per_1000: transactions as f64 * 1000.0 / rows,
-        }
-    }
+    /// Processor time of PostgreSQL's sessions, in microseconds.
+    pub(crate) server_time_per_row: f64,
 }
 
 /// Before the clock starts.
 pub(crate) struct Start {
     wal: Wal,
     transactions: Transactions,
+    processor_time: f64,
     at: Instant,
 }
 
@@ -37,7 +29,8 @@ impl Start {
     pub(crate) async fn now(ground: &Ground, database: &Database) -> Result<Self> {
         ground.settle().await?;
         let transactions = ground.transactions(database).await?;
-        Ok(Self { wal: ground.wal().await?, transactions, at: Instant::now() })
+        let (wal, processor_time) = (ground.wal().await?, ground.processor_time()?);
+        Ok(Self { wal, transactions, processor_time, at: Instant::now() })
     }
 
     /// After the clock has stopped; `took` when it was another clock than ours.
@@ -52,7 +45,13 @@ impl Start {
         let (before, after) = (self.transactions, ground.transactions(database).await?);
         ensure!(after.deadlocks == 0, "{} deadlocks", after.deadlocks);
         let transactions = after.committed + after.rolled_back - before.committed - before.rolled_back;
-        Ok(Measured::of(rows, took, wal.bytes_since(self.wal), transactions))
+        let rows = f64::from(rows);
+        Ok(Measured {
+            rows_per_second: rows / took.as_secs_f64(),
+            wal_bytes_per_row: wal.bytes_since(self.wal) / rows,
+            transactions_per_1000: transactions as f64 * 1000.0 / rows,
+            server_time_per_row: (ground.processor_time()? - self.processor_time) * 1e6 / rows,
+        })
     }
 
     pub(crate) fn elapsed(&self) -> Duration {

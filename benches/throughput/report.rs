@@ -62,8 +62,15 @@ impl Report {
             ("queue table, bare SQL, 2 connections", |round| round.classic),
             ("musterd, as shipped", |round| round.musterd.measured),
         ];
-        let mut table =
-            table(&["", "rows/s", "of bare SQL", "of queue table", "WAL bytes/row", "transactions/1000"]);
+        let mut table = table(&[
+            "",
+            "rows/s",
+            "of bare SQL",
+            "of queue table",
+            "WAL bytes/row",
+            "transactions/1000",
+            "server CPU, us/row",
+        ]);
         for (name, pick) in ways {
             table.add_row([
                 name.to_owned(),
@@ -72,6 +79,7 @@ impl Report {
                 format!("{:.2}", self.ratio(pick, |round| round.classic)),
                 format!("{:.0}", self.median(|round| pick(round).wal_bytes_per_row)),
                 format!("{:.1}", self.median(|round| pick(round).transactions_per_1000)),
+                format!("{:.1}", self.median(|round| pick(round).server_time_per_row)),
             ]);
         }
         right(table)
@@ -80,6 +88,8 @@ impl Report {
     fn worker(&self) -> Table {
         let mut table = table(&["musterd", "measured"]);
         let latency = |index: usize| 1000.0 * self.median(|round| round.musterd.update_latency[index]);
+        let time = self.median(|round| round.musterd.time_per_row);
+        table.add_row(["CPU of the worker, us/row".to_owned(), format!("{time:.1}")]);
         table.add_row(["peak memory, MB".to_owned(), format!("{:.1}", self.memory())]);
         table.add_row([
             "outcome to commit p50 / p95 / p99, ms".to_owned(),
@@ -115,11 +125,13 @@ impl Report {
     pub(crate) fn json(&self) -> serde_json::Value {
         let measured = |measured: Measured| {
             json!({ "rows_per_second": measured.rows_per_second, "wal_bytes_per_row": measured.wal_bytes_per_row,
-                    "transactions_per_1000_rows": measured.transactions_per_1000 })
+                    "transactions_per_1000_rows": measured.transactions_per_1000,
+                    "server_cpu_us_per_row": measured.server_time_per_row })
         };
         let rounds: Vec<_> = self.rounds.iter().map(|round| {
             let mut musterd = measured(round.musterd.measured);
             musterd["peak_memory_bytes"] = json!(round.musterd.peak_memory);
+            musterd["cpu_us_per_row"] = json!(round.musterd.time_per_row);
             musterd["update_latency_seconds"] = json!({ "p50": round.musterd.update_latency[0],
                 "p95": round.musterd.update_latency[1], "p99": round.musterd.update_latency[2] });
             musterd["outcomes_per_flush"] = json!(round.musterd.flush_size);

@@ -4,7 +4,7 @@ use super::{
     load::{self, Measured, Start},
     scrape,
 };
-use crate::ground::{Database, Ground, connect};
+use crate::ground::{Database, Ground, connect, processor_times};
 use anyhow::{Context, Result, bail};
 use musterd::embedded::Tether;
 use rustix::process::Signal;
@@ -25,6 +25,8 @@ pub(crate) struct Worker {
 pub(crate) struct Run {
     pub(crate) measured: Measured,
     pub(crate) peak_memory: f64,
+    /// Processor time of the worker, in microseconds.
+    pub(crate) time_per_row: f64,
     /// p50, p95, p99 of the time from an outcome to its commit, in seconds.
     pub(crate) update_latency: [f64; 3],
     pub(crate) flush_size: f64,
@@ -38,8 +40,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(60);
 const RUN_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 impl Worker {
-    /// With the shipped configuration, except where the database is and that there is no Redis.
-    pub(crate) async fn start(database: &Database) -> Result<Self> {
+    /// With the shipped configuration, except where the database is, that there is no Redis, and `settings`.
+    pub(crate) async fn start(database: &Database, settings: &[String]) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut command = Command::new(env!("CARGO_BIN_EXE_musterd"));
@@ -51,6 +53,9 @@ impl Worker {
         command.env("MUSTERD__DATABASE__URL", &database.url);
         command.env("MUSTERD__LIVENESS__BACKEND", "postgres");
         command.env("MUSTERD__HTTP__LISTEN", format!("127.0.0.1:{port}"));
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
         let log = std::fs::File::create(dir.path().join("log"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let worker = Self { tether: Tether::spawn(command, Signal::KILL)?, port, _dir: dir };
@@ -92,11 +97,11 @@ impl Drop for Worker {
     }
 }
 
-pub(crate) async fn measure(ground: &Ground, rows: i32) -> Result<Run> {
+pub(crate) async fn measure(ground: &Ground, rows: i32, settings: &[String]) -> Result<Run> {
     let database = ground.database().await?;
     let batch = load::load_batch(&database, rows).await?;
     let start = Start::now(ground, &database).await?;
-    let worker = Worker::start(&database).await?;
+    let worker = Worker::start(&database, settings).await?;
     // The worker is idle and connected: what follows is the walk of the rows and nothing else.
     let released = release(&database, batch).await?;
     tokio::time::timeout(RUN_LIMIT, async {
@@ -111,6 +116,7 @@ pub(crate) async fn measure(ground: &Ground, rows: i32) -> Result<Run> {
     let took = took(&database, batch, released).await?;
     let metrics = worker.metrics().await?;
     let peak_memory = scrape::peak_memory(worker.tether.pid())?;
+    let [user, system, ..] = processor_times(worker.tether.pid())?;
     worker.stop().await?;
     let measured = start.end(ground, &database, rows, took, wal).await?;
     load::check_results(&database, rows).await?;
@@ -122,6 +128,7 @@ pub(crate) async fn measure(ground: &Ground, rows: i32) -> Result<Run> {
     Ok(Run {
         measured,
         peak_memory,
+        time_per_row: (user + system) * 1e6 / f64::from(rows),
         update_latency: [0.5, 0.95, 0.99].map(latency),
         flush_size: number("musterd_batcher_flush_size_sum") / flushes,
         flushes_per_second: flushes / took.as_secs_f64(),
