@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test fmt lint check check-docs check-deploy build release setup setup-test bench bench-batcher test-families clean
+.PHONY: help run dev test fmt lint check check-docs check-deploy build release setup setup-test bench bench-batcher bench-handlers test-families clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ check: ## Type-check everything, the fastest answer to "does it compile?"
 check-docs: ## Check the links of the manual and the comments of the library
 	@scripts/check-links.sh
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --quiet --no-deps --document-private-items
+
+bench-handlers: ## Rows per second of every kind of handler (ROWS=200000)
+	@$(CARGO) bench --locked --bench handlers
 
 check-deploy: ## Render the Kubernetes manifests (needs kubectl; not part of make test)
 	@scripts/check-deploy.sh

@@ -36,10 +36,11 @@ impl Http {
         timeout: Duration,
         trace: Option<&str>,
     ) -> Answer {
+        let permit = self.limiter.acquire().await;
+        // The turn comes last: a request that waits for anything else after it would come late and in a crowd.
         if let Some(rate) = &self.rate {
             rate.wait().await;
         }
-        let permit = self.limiter.acquire().await;
         let mut request = self
             .client
             .post(self.url.clone())

@@ -115,3 +115,54 @@ fn a_request_says_everything_and_stays_on_one_line() {
     assert_eq!((request["rows"][0]["attempt"].as_i64(), request["timeout"].as_f64()), (Some(2), Some(30.0)));
     assert!(request["deadline"].as_str().unwrap().ends_with('Z'));
 }
+
+/// The keys of an object are those of the schema's definition: none missing, none unheard of.
+fn fits(value: &serde_json::Value, schema: &serde_json::Value, definition: &str) {
+    let definition = &schema["$defs"][definition];
+    for key in definition["required"].as_array().unwrap() {
+        assert!(value.get(key.as_str().unwrap()).is_some(), "{key} is missing in {value}");
+    }
+    for key in value.as_object().unwrap().keys() {
+        assert!(definition["properties"].get(key).is_some(), "{key} is not in the schema");
+    }
+}
+
+#[test]
+fn requests_are_what_the_schema_says() {
+    let schema: serde_json::Value =
+        serde_json::from_str(include_str!("../../../docs/protocol/v1/request.schema.json")).unwrap();
+    let context = Json::from_text("{}");
+    let rows = [InputRow { line: 1, input: Json::from_text("1") }];
+    let call = BlockCall {
+        command: "c",
+        context: &context,
+        block: BlockRef { id: 1, token: uuid::Uuid::nil(), batch: 9 },
+        attempt: 1,
+        timeout: Duration::from_secs(1),
+        traceparent: Some("00-0-0-00"),
+    };
+    let request: serde_json::Value = serde_json::from_str(&rows_request(&call, &rows).unwrap()).unwrap();
+    fits(&request, &schema, "rows");
+    fits(&request["batch"], &schema, "batch");
+    fits(&request["block"], &schema, "block");
+    fits(&request["rows"][0], &schema, "one");
+    fits(&serde_json::from_str(&row_line(&call, &rows[0]).unwrap()).unwrap(), &schema, "row");
+}
+
+#[test]
+fn the_replies_in_the_manual_are_understood() {
+    let manual = include_str!("../../../docs/protocol.md");
+    let schema: serde_json::Value =
+        serde_json::from_str(include_str!("../../../docs/protocol/v1/reply.schema.json")).unwrap();
+    let blocks: Vec<&str> =
+        manual.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let [_, rows, _, task, _, row] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
+    let (settled, left) = settled(&[1, 2], rows);
+    assert!(left.is_none() && matches!(settled[0].1, Outcome::Succeeded(_)), "{settled:?}");
+    assert!(matches!(settled[1].1, Outcome::Retry { after: Some(_), .. }), "{settled:?}");
+    let TaskOutcome::Done(done) = read_task(task.as_bytes()).unwrap() else { panic!("{task}") };
+    assert_eq!((done.spawn.len(), done.after.len()), (1, 1));
+    fits(&serde_json::from_str(task).unwrap(), &schema, "task");
+    assert_eq!(read_row(row.as_bytes()).unwrap().0, 1);
+    fits(&serde_json::from_str(row).unwrap(), &schema, "row");
+}

@@ -52,9 +52,14 @@ enum Failure {
     Function(String),
     /// Not of any single row: running halves would only fail more often.
     Systemic(String),
-    /// The database is away. A commit may have been under way.
+    /// The connection was lost in the middle. A commit may have been under way.
+    Lost(String),
+    /// The database is away.
     Away(String),
 }
+
+/// Connections that calls of one block may lose before the function is taken for what breaks them.
+const LOSSES: u32 = 3;
 
 /// Whether the effects are to stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,12 +72,17 @@ impl Sql {
     /// Runs `rows`; a function that fails is run again on halves, down to the row.
     pub(super) async fn run_block(&self, call: &BlockCall<'_>, rows: &[InputRow], tongue: &Tongue) {
         let mut pieces = vec![rows.iter().collect::<Vec<_>>()];
-        let mut outages = 0;
+        let (mut outages, mut losses) = (0, 0);
         while let Some(piece) = pieces.pop() {
             if piece.is_empty() {
                 continue;
             }
-            match self.attempt_block(call, &piece).await {
+            let mut called = self.attempt_block(call, &piece).await;
+            if let Err(Failure::Lost(error)) = called {
+                losses += 1;
+                called = Err(if losses > LOSSES { Failure::Function(error) } else { Failure::Away(error) });
+            }
+            match called {
                 Ok(Called::Committed { lines, succeeded, failed, again }) => {
                     tongue.tell(Told::Committed { lines, succeeded, failed });
                     again.into_iter().for_each(|(line, outcome)| tongue.row(line, outcome));
@@ -91,7 +101,7 @@ impl Sql {
                     tongue.rows(piece, &Outcome::Retry { error, after: None });
                 }
                 // Nobody's fault: no try is charged, and what may have been committed is looked up first.
-                Err(Failure::Away(error)) => {
+                Err(Failure::Away(error) | Failure::Lost(error)) => {
                     outages += 1;
                     tracing::warn!(command = call.command, error, "the database is away; trying again");
                     tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, outages))
@@ -260,10 +270,11 @@ fn part(outcomes: Vec<(i32, Outcome)>, attempt: i32) -> (Vec<RowWrite>, Vec<(i32
 
 /// Inside a user's function everything but a lost database is the function's own failure.
 fn sort(error: &Error) -> Failure {
-    let Some(state) = error.code().map(|state| state.code()) else { return Failure::Away(told(error)) };
+    let Some(state) = error.code().map(|state| state.code()) else { return Failure::Lost(told(error)) };
     match state.get(..2).unwrap_or_default() {
-        "08" | "53" | "58" => Failure::Away(told(error)),
-        "57" if state != "57014" => Failure::Away(told(error)),
+        "53" | "58" => Failure::Away(told(error)),
+        "08" => Failure::Lost(told(error)),
+        "57" if state != "57014" => Failure::Lost(told(error)),
         _ if state == "25006" => Failure::Away(told(error)),
         // No such function, no right to it, a statement of it that is wrong whatever the rows are.
         "42" | "3F" => Failure::Systemic(told(error)),

@@ -39,8 +39,16 @@ async fn a_crash_is_a_failed_try_of_its_row_alone() {
     assert_eq!(retried(&rows), [3]);
     let line = site.daemon.wait_for_log(SOON, |line| line.contains("a process was replaced")).await;
     assert!(line.contains("exit status 7") && line.contains("out of cheese"), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_program_says_is_in_the_log_with_its_row() {
+    let file = python("sys.stderr.write('z' * 3000 + '\\n')");
+    let site = Site::start(&exec_config(&file, ALONE)).await;
+    all_succeeded(&site.run("work", 1).await, 1);
     let said = site.daemon.wait_for_log(SOON, |line| line.contains("the program says")).await;
-    assert!(said.contains("\"line\":3") && said.contains("\"handler\":\"work\""), "{said}");
+    assert!(said.contains("\"line\":1") && said.contains("\"handler\":\"work\""), "{said}");
+    assert!(said.contains("\"batch\":1") && said.contains("zzzz") && said.len() < 1500, "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -57,7 +65,8 @@ async fn a_row_that_always_crashes_fails_and_nobody_else_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hang_ends_with_its_process_and_the_rows_behind_it_are_not_charged() {
     let file = python("if n == 2 and row['attempt'] == 1:\n    time.sleep(600)");
-    let site = Site::start(&exec_config(&file, ALONE).replace("30s", "500ms")).await;
+    // Long enough for Python to start on a busy machine.
+    let site = Site::start(&exec_config(&file, ALONE).replace("30s", "4s")).await;
     let rows = site.run("work", 6).await;
     all_succeeded(&rows, 6);
     assert_eq!(retried(&rows), [2]);
@@ -137,13 +146,14 @@ async fn a_program_that_is_not_there_is_told_in_words() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_is_one_line_and_its_timeout_ends_the_process() {
-    let file = python(
-        "reply = {'outcome': 'succeeded', 'result': {'n': n, 'kind': request['kind']}}\nif n == 13:\n    time.sleep(600)",
+    let file = python("reply = {'outcome': 'succeeded', 'result': {'n': n, 'kind': request['kind']}}");
+    let more = format!(
+        "{ALONE}[handlers.hasty]\nkind = \"exec\"\ntimeout = \"300ms\"\nargv = [\"sleep\", \"600\"]\n"
     );
-    let site = Site::start(&exec_config(&file, ALONE).replace("30s", "500ms")).await;
+    let site = Site::start(&exec_config(&file, &more)).await;
     let (state, result, _) = site.task("work", &json!({ "n": 5 })).await;
     assert_eq!((state.as_str(), result), ("succeeded", Some(json!({ "n": 5, "kind": "task" }))));
-    let (state, _, error) = site.task("work", &json!({ "n": 13 })).await;
+    let (state, _, error) = site.task("hasty", &json!({ "n": 13 })).await;
     assert!(state == "failed" && error.contains("timeout"), "{state}: {error}");
     let (state, ..) = site.task("work", &json!({ "n": 6 })).await;
     assert_eq!(state, "succeeded");

@@ -54,7 +54,7 @@ async fn a_function_over_blocks_answers_row_by_row_and_its_failure_is_found() {
 async fn a_missing_function_is_told_in_postgresql_s_words() {
     let site = Site::start(HANDLER).await;
     let rows = site.run("work", 3).await;
-    assert!(rows.iter().all(|row| row.state == "failed" && row.error.contains("42883")), "{rows:?}");
+    assert!(rows.iter().all(|row| row.state == "failed" && row.error.contains("SQLSTATE 3F000")), "{rows:?}");
 }
 
 /// Kills so many workers in the middle of their work; in the end every line has one effect and one result.
