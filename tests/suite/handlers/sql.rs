@@ -7,6 +7,8 @@ use rustix::process::Signal;
 use super::{QUICK, SOON, Site, all_succeeded, ended, submit_rows};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::proxy::{Fault, FaultProxy};
+use crate::suite::support::wait::eventually;
 
 const HANDLER: &str = "[handlers.work]\nkind = \"sql\"\nfunction = \"app.work\"\n";
 
@@ -80,7 +82,7 @@ async fn effects_equal_results_after(kills: u32) {
         // Some effects later, which is at another place of the walk every time.
         let effects = "SELECT count(*) FROM app.effects";
         let before: i64 = client.query_one(effects, &[]).await.unwrap().get(0);
-        crate::suite::support::wait::eventually(SOON, "some more effects", async || {
+        eventually(SOON, "some more effects", async || {
             let now: i64 = client.query_one(effects, &[]).await.unwrap().get(0);
             (now > before).then_some(())
         })
@@ -131,7 +133,7 @@ async fn a_worker_that_lost_its_block_leaves_no_effect() {
     let daemon = Daemon::builder(&db, &format!("{QUICK}{HANDLER}")).start();
     daemon.wait_ready().await;
     let batch = submit_rows(&client, "work", &serde_json::json!([{ "n": 1 }])).await;
-    crate::suite::support::wait::eventually(SOON, "the function waits at the gate", async || {
+    eventually(SOON, "the function waits at the gate", async || {
         let waiting = "SELECT 1 FROM pg_locks WHERE NOT granted";
         client.query_opt(waiting, &[]).await.unwrap().map(drop)
     })
@@ -144,4 +146,46 @@ async fn a_worker_that_lost_its_block_leaves_no_effect() {
     assert_eq!(count, 0);
     let results = "SELECT count(*) FROM musterd.results WHERE batch_id = $1";
     assert_eq!(client.query_one(results, &[&batch]).await.unwrap().get::<_, i64>(0), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_reply_to_commit_repeats_no_effect() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute(FUNCTION).await.unwrap();
+    // At COMMIT itself the server waits for the test.
+    let gate = "CREATE TABLE app.gate (id int PRIMARY KEY); INSERT INTO app.gate VALUES (1);
+        CREATE FUNCTION app.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 FROM app.gate FOR SHARE; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON app.effects DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION app.wait();";
+    client.batch_execute(gate).await.unwrap();
+    let holder = db.client().await;
+    holder.batch_execute("BEGIN; SELECT 1 FROM app.gate FOR UPDATE").await.unwrap();
+    let server = url::Url::parse(db.url()).unwrap();
+    let proxy = FaultProxy::start(([127, 0, 0, 1], server.port().unwrap()).into()).await;
+    let config = format!("{QUICK}{HANDLER}[database]\nurl = {:?}\n", proxy.rewrite(db.url()));
+    let daemon = Daemon::builder(&db, &config).start();
+    daemon.wait_ready().await;
+    let rows = serde_json::json!([{ "n": 100 }, { "n": 101 }, { "n": 102 }]);
+    let batch = submit_rows(&client, "work", &rows).await;
+    eventually(SOON, "the commit waits at the gate", async || {
+        let waiting = "SELECT 1 FROM pg_stat_activity
+                        WHERE datname = current_database() AND query = 'COMMIT' AND wait_event_type = 'Lock' LIMIT 1";
+        client.query_opt(waiting, &[]).await.unwrap().map(drop)
+    })
+    .await;
+    proxy.set(Fault::HoldReplies);
+    holder.batch_execute("COMMIT").await.unwrap();
+    eventually(SOON, "the server has committed", async || {
+        let written = "SELECT 1 FROM musterd.results WHERE batch_id = $1 LIMIT 1";
+        client.query_opt(written, &[&batch]).await.unwrap().map(drop)
+    })
+    .await;
+    proxy.reset_all();
+    proxy.set(Fault::None);
+    let rows = ended(&client, batch).await;
+    all_succeeded(&rows, 3);
+    assert!(rows.iter().all(|row| row.attempt == 1), "nobody is charged: {rows:?}");
+    let effects: i64 = client.query_one("SELECT count(*) FROM app.effects", &[]).await.unwrap().get(0);
+    assert_eq!(effects, 3);
 }
