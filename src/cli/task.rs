@@ -49,7 +49,7 @@ pub(super) struct Enqueue {
     /// One task with this key waits to be started; a second enqueue joins it.
     #[arg(long, value_name = "KEY")]
     dedup_key: Option<String>,
-    /// With --dedup-key: the newest payload wins.
+    /// Of two with the same dedup key the newer payload wins.
     #[arg(long, requires = "dedup_key")]
     replace: bool,
     /// The same key with the same body is the same task, however often it is sent.

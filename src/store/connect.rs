@@ -61,6 +61,18 @@ impl Target {
         Ok(OneShot { client, driver })
     }
 
+    /// The same, with sessions pinned from their first moment: for connections of our own that no pooler sees. What the
+    /// string itself asks for in `options` is kept.
+    pub fn pinned(mut self) -> Self {
+        if self.driver.get_options().is_none() {
+            self.driver.options(
+                "-c search_path=pg_catalog,pg_temp -c default_transaction_isolation=read\\ committed \
+                 -c default_transaction_read_only=off -c timezone=UTC",
+            );
+        }
+        self
+    }
+
     /// Asks the server to stop what the connection of this token is doing.
     pub async fn cancel(&self, token: &tokio_postgres::CancelToken) -> Result<(), ConnectError> {
         let asked = token.cancel_query(self.tls.connector()?).await;

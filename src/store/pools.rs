@@ -53,7 +53,11 @@ impl Store {
             writes: pool(1, "musterd write", usual)?,
             general: pool(general, "musterd", usual)?,
             uploads: pool(UPLOADS, "musterd outputs", usual)?,
-            direct: config.direct_target()?,
+            // Behind a pooler without a way past it there is nothing to pin: a SET would stay with somebody else.
+            direct: match config.is_pooled() && config.direct_url.is_none() {
+                true => config.direct_target()?,
+                false => config.direct_target()?.pinned(),
+            },
         })
     }
 }

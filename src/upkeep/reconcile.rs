@@ -91,7 +91,7 @@ impl Reconcile {
         let missing: HashSet<Uuid> = before.iter().filter(gone).copied().collect();
         let mut fenced = 0;
         for token in missing.intersection(&self.missing) {
-            tracing::warn!(%token, "this block or task is not ours any more; giving it up");
+            tracing::warn!(%token, "this block is not ours any more; giving it up");
             self.held.fence(*token);
             fenced += 1;
         }

@@ -210,7 +210,7 @@ async fn tasks_of_an_unknown_owner_go_back_to_their_queue() {
 async fn nobody_is_taken_for_dead_when_all_sessions_are_cut() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let config = format!("[liveness]\nsettle = \"2s\"\n[database]\nmax_connections = 6\n{SLOW}");
+    let config = format!("[liveness]\nsettle = \"2s\"\n[database]\nmax_connections = 8\n{SLOW}");
     let daemons: Vec<Daemon> = (0..4).map(|_| Daemon::builder(&db, &config).start()).collect();
     for daemon in &daemons {
         daemon.wait_ready().await;

@@ -96,7 +96,8 @@ async fn either_signal_stops_the_parts_in_the_direction_of_the_data() {
         daemon.signal(signal);
         assert_eq!(daemon.wait_exit(SOON).await.code(), Some(0));
         let stopped = |event: &Value| {
-            (event["message"] == "stopped").then(|| event["stage"].as_str().unwrap_or("all").to_owned())
+            let ended = ["stage stopped", "stopped"].map(|word| event["message"] == word);
+            ended.contains(&true).then(|| event["stage"].as_str().unwrap_or("all").to_owned())
         };
         let events = events(&daemon.log());
         let stages: Vec<String> = events.iter().filter_map(stopped).collect();

@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 fn config(url: &str, rest: &str) -> String {
     format!(
-        "[redis]\nurl = {url:?}\n[liveness]\nbackend = \"redis\"\n{rest}\n[database]\nmax_connections = 6\n\
+        "[redis]\nurl = {url:?}\n[liveness]\nbackend = \"redis\"\n{rest}\n[database]\nmax_connections = 8\n\
          [handlers.sleep]\nduration = \"50ms\""
     )
 }

@@ -87,7 +87,13 @@ async fn after_a_partial_flush_and_a_recovery_the_rest_is_fenced_and_nothing_run
         )
         .await
         .unwrap();
-    let taken = take(&second, 2).await;
+    // A worker holds one suspect at a time: the second comes when the first is another worker's.
+    let mut taken = take(&second, 2).await;
+    client
+        .batch_execute("UPDATE musterd.blocks SET worker = 'another' WHERE worker IS NOT NULL")
+        .await
+        .unwrap();
+    taken.extend(take(&second, 2).await);
     assert_eq!(lines(&taken), [(1, 5), (6, 10)]);
     assert_eq!(open_lines(&second, &taken[0]).await, [4, 5]);
     assert_eq!(open_lines(&second, &taken[1]).await, [6, 7, 8, 9, 10]);
