@@ -133,6 +133,32 @@ async fn a_process_that_dies_around_the_commit_has_all_of_it_or_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_lost_its_task_meanwhile_loses_its_effects() {
+    let (db, client) = with_procedures().await;
+    client.batch_execute("SELECT pg_advisory_lock(7)").await.unwrap();
+    let toml = config("[queues.default]\nfibers = 1\n");
+    let zombie = Daemon::builder(&db, &toml).start();
+    let id = enqueue(&client, "'gated'").await;
+    becomes(&client, RUNNING_PROCEDURES, "1").await;
+    // Judged dead by mistake: its only fiber is busy, so the task goes to another.
+    assert_eq!(free_tasks_of(&client, zombie.pid()).await, 1);
+    let heir = Daemon::builder(&db, &toml).start();
+    let holder = format!(
+        "SELECT w.pid FROM musterd.tasks t JOIN musterd.workers w ON w.id = t.worker WHERE t.id = {id}"
+    );
+    becomes(&client, &holder, &heir.pid().to_string()).await;
+    client.batch_execute("SELECT pg_advisory_unlock(7)").await.unwrap();
+    assert_eq!(end_of(&client, id).await, "succeeded");
+    becomes(&client, RUNNING_PROCEDURES, "0").await;
+    // Whatever the first one did is over when its fiber has taken something else.
+    let ids = texts(&client, "SELECT musterd.enqueue('note') FROM generate_series(1, 20)").await;
+    for id in ids {
+        assert_eq!(end_of(&client, id.parse().unwrap()).await, "succeeded");
+    }
+    assert_eq!(not_once(&client, "gated").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_backend_that_is_terminated_in_the_middle_costs_no_attempt() {
     let (db, client) = with_procedures().await;
     client.batch_execute("SELECT pg_advisory_lock(7)").await.unwrap();

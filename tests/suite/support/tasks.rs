@@ -77,12 +77,7 @@ pub(crate) async fn free_tasks_of(client: &Client, pid: u32) -> u64 {
                               WHERE w.pid = $1 AND t.state = 'running')
                UPDATE musterd.tasks t SET state = 'queued', worker = NULL, token = NULL, crashes = t.crashes + 1
                  FROM held h WHERE t.id = h.id AND t.token = h.token AND t.state = 'running'";
-    let freed = client.execute(sql, &[&i32::try_from(pid).unwrap()]).await.unwrap();
-    client
-        .execute("UPDATE musterd.workers SET state = 'dead' WHERE pid = $1", &[&i32::try_from(pid).unwrap()])
-        .await
-        .unwrap();
-    freed
+    client.execute(sql, &[&i32::try_from(pid).unwrap()]).await.unwrap()
 }
 
 /// Everybody who runs the procedure of a task now, by what they do.
