@@ -79,7 +79,9 @@ async fn work(client: impl std::ops::Deref<Target = Client>, worker: String) -> 
 
 async fn carve(client: &Client, statements: &Statements, worker: &str) -> Result<Option<Row>> {
     let (tokens, commands, size, fibers) = (vec![Uuid::new_v4()], vec!["noop"], vec![BLOCK], 8.0_f64);
-    let params: [&(dyn ToSql + Sync); 7] = [&"default", &worker, &tokens, &commands, &size, &size, &fibers];
+    let (any_scope, no_tasks) = (None::<i64>, None::<Vec<&str>>);
+    let params: [&(dyn ToSql + Sync); 9] =
+        [&"default", &worker, &tokens, &commands, &size, &size, &fibers, &any_scope, &no_tasks];
     // Both connections want the same batch: the one that comes second waits, as the daemon does.
     match client.query_opt(&statements.skipping, &params).await? {
         Some(block) => Ok(Some(block)),
@@ -106,6 +108,10 @@ async fn flush(client: &Client, statements: &Statements, id: i64, token: Uuid, l
         client.execute(&statements.close, &ended),
         client.batch_execute("COMMIT"),
     );
-    (begun?, locked?, stored?, closed?, committed?);
+    begun?;
+    locked?;
+    stored?;
+    closed?;
+    committed?;
     Ok(())
 }
