@@ -236,13 +236,14 @@ impl Running {
         if claimed.len() >= count {
             return Ok(());
         }
-        claimed.extend(self.claim_solo(client, &held).await?);
+        // A look for the rare solitary block that fails must not keep the others from being claimed.
+        let solo = self.claim_solo(client, &held).await.map(|solo| claimed.extend(solo));
         self.claims += 1;
         let any_priority = self.claims.is_multiple_of(IGNORE_PRIORITY_EVERY);
         let deferring = !any_priority && self.dispatcher.rival.defers();
         let Some(scope) = self.scope(client, any_priority, deferring).await? else {
             self.dispatcher.rival.claimed(claimed.len(), deferring);
-            return Ok(());
+            return solo;
         };
         let by_turns = [Kind::Free, Kind::Fresh];
         let order = if self.claims.is_multiple_of(2) { by_turns } else { [Kind::Fresh, Kind::Free] };
@@ -260,7 +261,7 @@ impl Running {
             claimed.extend(self.claim_kind(client, &held, kind, missing, priorities, beside).await?);
         }
         self.dispatcher.rival.claimed(claimed.len(), deferring);
-        Ok(())
+        solo
     }
 
     /// Solitary blocks are rare: looked for now and then, and not behind everything else, or a busy worker never would.
