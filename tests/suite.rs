@@ -52,6 +52,7 @@ mod suite {
     mod walk_drain;
     mod walk_operators;
     mod walk_rows;
+    mod why;
     mod writes_poison;
     mod writes_trouble;
     mod zombie;

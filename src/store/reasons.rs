@@ -33,9 +33,11 @@ pub async fn lane(client: &impl GenericClient, queue: &str, command: Option<&str
                (SELECT pg_catalog.count(*) FROM w WHERE $1 = ANY (w.queues)) AS serving,
                (SELECT pg_catalog.count(*) FROM w
                  WHERE $1 = ANY (w.queues) AND ($2::text IS NULL OR $2 = ANY (w.commands))) AS capable,
-               (SELECT musterd.focus($1, COALESCE((SELECT pg_catalog.array_agg(DISTINCT c) FROM w, pg_catalog.unnest(w.commands) c
-                                                    WHERE $1 = ANY (w.queues)), '{}'))
-                  FROM musterd.queues q WHERE q.name = $1 AND q.mode = 'structured') AS focus";
+               (SELECT musterd.focus($1, c.all, c.all)
+                  FROM musterd.queues q
+                 CROSS JOIN (SELECT COALESCE(pg_catalog.array_agg(DISTINCT c), '{}') AS all
+                               FROM w, pg_catalog.unnest(w.commands) c WHERE $1 = ANY (w.queues)) c
+                 WHERE q.name = $1 AND q.mode = 'structured') AS focus";
     let row = client.query_one(SQL, &[&queue, &command, &SILENT_SECONDS]).await?;
     Ok(Lane {
         queue: queue.to_owned(),
