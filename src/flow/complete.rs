@@ -2,7 +2,7 @@
 //!
 //! The lock's holder may have an old snapshot while the worker with the news cannot get the lock. So both a held
 //! lock and a stale count are tried again, each time with a new transaction; a sweep finds what that misses.
-//! Batches with output files go through a lane of their own: see [`lane`].
+//! Batches with output files go through a lane of their own: see `complete/lane.rs`.
 
 mod checks;
 mod lane;

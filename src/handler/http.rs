@@ -1,7 +1,7 @@
 //! `http` handlers: a block is one POST, its rows are answered in one reply. At least once.
 //!
 //! Whatever keeps a reply from coming whole (a slow or broken connection, 5xx, 429, half a body) is a failed try of the rows
-//! concerned; a refusal (other 4xx) is final. A service that struggles is asked less: see [`limit`].
+//! concerned; a refusal (other 4xx) is final. A service that struggles is asked less: see `http/limit.rs`.
 
 mod address;
 mod limit;
