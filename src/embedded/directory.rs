@@ -22,8 +22,7 @@ const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 pub(super) struct Directory {
     pub(super) path: PathBuf,
     ephemeral: bool,
-    /// Held, never read: closing it gives the directory up.
-    _lock: File,
+    lock: File,
 }
 
 impl Directory {
@@ -45,7 +44,7 @@ impl Directory {
         if ephemeral && path.join("data").exists() {
             return Err(EmbeddedError::NotEphemeral { dir: path });
         }
-        let directory = Self { path, ephemeral, _lock: lock };
+        let directory = Self { path, ephemeral, lock };
         fs::set_permissions(&directory.path, Permissions::from_mode(0o700))
             .map_err(EmbeddedError::file("close", &directory.path))?;
         user.own(&directory.path)?;
@@ -69,6 +68,10 @@ impl Drop for Directory {
             && let Err(error) = fs::remove_dir_all(&self.path)
         {
             tracing::warn!(dir = %self.path.display(), %error, "the ephemeral directory could not be removed");
+        }
+        // Said, not left to the closing: a child that another thread is forking just now still has the file.
+        if let Err(error) = flock(&self.lock, FlockOperation::Unlock) {
+            tracing::warn!(dir = %self.path.display(), %error, "the directory's lock was not given up by hand");
         }
     }
 }
