@@ -25,6 +25,8 @@ trait Command<T>: Future<Output = Result<T, Error>> + Send {}
 impl<T, F: Future<Output = Result<T, Error>> + Send> Command<T> for F {}
 
 const BETWEEN_WARNINGS: Duration = Duration::from_secs(300);
+/// When the absence was last told of: by the process, whose parts each have a client of their own.
+static WARNED: Mutex<Option<std::time::Instant>> = Mutex::new(None);
 
 /// Redis is away, or said something we cannot use. Either way: do without.
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +41,6 @@ pub struct Roll {
     prefix: String,
     connection: Arc<Mutex<Option<ConnectHandle>>>,
     up: Arc<Mutex<Option<bool>>>,
-    /// When the absence was last told of.
-    warned: Arc<Mutex<Option<std::time::Instant>>>,
     metrics: Metrics,
 }
 
@@ -50,7 +50,7 @@ impl Roll {
         let client = redis::client(config)?;
         let connection = Arc::new(Mutex::new(Some(client.connect())));
         let (prefix, metrics) = (config.key_prefix.clone(), metrics.clone());
-        Ok(Self { client, prefix, connection, up: Arc::default(), warned: Arc::default(), metrics })
+        Ok(Self { client, prefix, connection, up: Arc::default(), metrics })
     }
 
     pub fn client(&self) -> &Client {
@@ -184,7 +184,7 @@ impl Roll {
         let mut before = self.up.lock().unwrap_or_else(PoisonError::into_inner);
         match (before.replace(up), up) {
             (Some(false), true) => tracing::info!("Redis is back"),
-            (None | Some(true), false) if self.is_news() => {
+            (None | Some(true), false) if Self::is_news() => {
                 tracing::warn!(reason, "Redis is away; PostgreSQL alone keeps the heartbeats meanwhile");
             }
             (None | Some(true), false) => tracing::debug!(reason, "Redis is away again"),
@@ -193,8 +193,8 @@ impl Roll {
     }
 
     /// A Redis that comes and goes is told of once, not at every turn.
-    fn is_news(&self) -> bool {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+    fn is_news() -> bool {
+        let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
         let news = warned.is_none_or(|last| last.elapsed() > BETWEEN_WARNINGS);
         if news {
             *warned = Some(std::time::Instant::now());
