@@ -1,7 +1,6 @@
 //! A PostgreSQL of a test's own, with or without TLS and with certificates made on the spot.
 
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +10,8 @@ use std::time::{Duration, Instant};
 use musterd::store::connect::{OneShot, Target};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
+
+use super::support::services::free_port;
 
 /// The superuser's password; with a space and a word to look for in what must not show it.
 pub(crate) const PASSWORD: &str = "s3cret canary";
@@ -41,7 +42,7 @@ impl Server {
             .args(["-D", "data", "-U", "postgres", "--no-sync", "-E", "UTF8"])
             .args(["--locale=C", "--pwfile=password", "--auth=scram-sha-256"]));
         fs::write(dir.path().join("data/pg_hba.conf"), HBA).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let process = postgres(dir.path(), port, tls);
         let mut server = Self { port, dir, process };
         server.wait_until_ready().await;
