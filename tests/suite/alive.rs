@@ -15,10 +15,8 @@ use crate::suite::support::database::TestDb;
 use crate::suite::support::embedded::Embedded;
 use crate::suite::support::proxy::{Fault, FaultProxy};
 use crate::suite::support::services;
-use crate::suite::support::wait::eventually;
+use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger, metric};
-
-const SOON: Duration = Duration::from_secs(60);
 
 pub(crate) async fn redis_client(url: &str) -> Client {
     let client = Builder::from_config(Config::from_url(url).unwrap()).build().unwrap();

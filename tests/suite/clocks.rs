@@ -1,14 +1,12 @@
 //! S20: no decision uses a worker's clock, or what a role has by default.
 
-use std::time::Duration;
-
 use rustix::process::Signal;
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::wait::SOON;
 use crate::suite::support::work::{End, Ledger};
 
-const SOON: Duration = Duration::from_secs(60);
 const CONFIG: &str = "[liveness]\nheartbeat_interval = \"500ms\"\nheartbeat_ttl = \"5s\"\nrecovery_interval = \"500ms\"\n\
                       rows_ttl = \"1m\"\nsettle = \"1s\"\n[handlers.sleep]\nduration = \"100ms\"";
 

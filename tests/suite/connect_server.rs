@@ -12,6 +12,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use tempfile::TempDir;
 
 use super::support::services::free_port;
+use crate::suite::support::wait::SOON;
 
 /// The superuser's password; with a space and a word to look for in what must not show it.
 pub(crate) const PASSWORD: &str = "s3cret canary";
@@ -75,7 +76,7 @@ impl Server {
     }
 
     async fn wait_until_ready(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + SOON;
         let target = self.target("postgres", "sslmode=disable");
         while let Err(error) = target.open("ready?").await {
             let log = || fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default();

@@ -11,10 +11,8 @@ use crate::suite::support::database::TestDb;
 use crate::suite::support::proxy::{Fault, FaultProxy};
 use crate::suite::support::schedule::Schedule;
 use crate::suite::support::services;
-use crate::suite::support::wait::eventually;
+use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger, metric};
-
-const SOON: Duration = Duration::from_secs(60);
 
 /// Judged by silence alone: no session lock behind a transaction pooler.
 const BY_SILENCE: &str = "[database]\npooler = \"transaction\"\n";
@@ -99,9 +97,7 @@ async fn what_was_left_by_workers_long_gone_is_recovered_at_the_first_start() {
         .unwrap();
     // The shipped settings: only the look at the start can be this quick.
     let second = Daemon::builder(&db, SLOW).start();
-    second
-        .wait_for_log(Duration::from_secs(20), |line| line.contains("silent for longer than the TTL"))
-        .await;
+    second.wait_for_log(SOON, |line| line.contains("silent for longer than the TTL")).await;
     ledger.worker_is(&worker, "dead", SOON).await;
     assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(40));
 }

@@ -4,7 +4,6 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -12,10 +11,9 @@ use crate::suite::support::config::{command, finish, json, stderr, stdout};
 use crate::suite::support::database::connect;
 use crate::suite::support::process::Process;
 use crate::suite::support::run;
-use crate::suite::support::wait::{eventually, process_runs};
+use crate::suite::support::wait::{SOON, eventually, process_runs};
 
 /// Making a database and starting a server, on a busy machine.
-const SOON: Duration = Duration::from_secs(60);
 
 /// A user's home, in which no other dev runs.
 struct Home(PathBuf);

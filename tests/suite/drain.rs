@@ -8,9 +8,8 @@ use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::proxy::{Fault, FaultProxy};
 use crate::suite::support::services;
+use crate::suite::support::wait::SOON;
 use crate::suite::support::work::{End, Ledger};
-
-const SOON: Duration = Duration::from_secs(60);
 
 /// The stages in the order in which the log says that they stopped.
 fn stages(daemon: &Daemon) -> Vec<String> {

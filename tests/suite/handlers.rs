@@ -10,7 +10,6 @@ mod server;
 mod sql;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde_json::Value;
 use tokio_postgres::Client;
@@ -18,10 +17,9 @@ use tokio_postgres::Client;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::run;
-use crate::suite::support::wait::eventually;
+use crate::suite::support::wait::{SOON, eventually};
 
 /// Generous: the machine may be busy with other things.
-const SOON: Duration = Duration::from_secs(60);
 
 /// Short waits between tries, so that tests need not wait.
 const QUICK: &str = "[retry]\nbase = \"10ms\"\nmax = \"20ms\"\n[claim]\npoll_interval = \"50ms\"\n";

@@ -11,9 +11,7 @@ use crate::suite::support::database::{TestDb, connect};
 use crate::suite::support::gate::Gate;
 use crate::suite::support::proxy::{Fault, FaultProxy};
 use crate::suite::support::services::{self, S3};
-use crate::suite::support::wait::{eventually, within};
-
-const SOON: Duration = Duration::from_secs(20);
+use crate::suite::support::wait::{SOON, eventually, within};
 
 async fn tables(db: &TestDb) -> i64 {
     let count = "SELECT count(*) FROM pg_class WHERE relname = 'mine'";

@@ -3,20 +3,18 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use musterd::embedded::{EmbeddedPostgres, Options, Tether};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
 
-use crate::suite::support::wait::{eventually, process_runs};
+use crate::suite::support::wait::{SOON, eventually, process_runs};
 use crate::suite::support::{run, services};
 
 /// Set in the process that is to be killed; says what it is to own.
 const ROLE: &str = "MUSTERD_SUITE_ROLE";
 const MARK: &str = "OWNED ";
-const SOON: Duration = Duration::from_secs(60);
 
 /// What a process has started.
 #[derive(Debug, Deserialize, Serialize)]

@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Duration;
 
 use musterd::config::{Given, SHIPPED, load};
 
 use crate::suite::support::config::{json, musterd, stdout};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
-use crate::suite::support::wait::eventually;
+use crate::suite::support::wait::{SOON, eventually};
 
 fn page(name: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name)).unwrap()
@@ -137,7 +136,7 @@ async fn every_metric_is_in_the_table_and_every_line_of_it_exists() {
     let client = db.client().await;
     client.execute(submit, &[]).await.unwrap();
     client.execute("SELECT musterd.enqueue('noop')", &[]).await.unwrap();
-    let scrape = eventually(Duration::from_secs(30), "a row and a task are counted", async || {
+    let scrape = eventually(SOON, "a row and a task are counted", async || {
         let (_, text) = daemon.get("/metrics").await.unwrap();
         (text.contains("musterd_rows_total") && text.contains("musterd_tasks_total")).then_some(text)
     })

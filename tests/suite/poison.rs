@@ -6,6 +6,7 @@ use rustix::process::Signal;
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::wait::SOON;
 use crate::suite::support::work::{End, Ledger};
 
 /// The share of rows at which `fail` chooses exactly the first of `batch`'s lines in its order.
@@ -50,7 +51,7 @@ async fn a_row_that_kills_its_process_fails_alone() {
     let end = ledger.end_of(batch, Duration::from_secs(1)).await;
     assert_eq!(end, End { state: "failed".into(), succeeded: 499, failed: 1 });
     for batch in innocent {
-        assert_eq!(ledger.end_of(batch, Duration::from_secs(60)).await, End::succeeded(1));
+        assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(1));
     }
     let row = ledger
         .client
@@ -69,7 +70,7 @@ async fn a_row_that_kills_its_process_fails_alone() {
         "SELECT count(*) FROM public.claims WHERE solo AND batch = (SELECT min(id) FROM musterd.batches)";
     assert!(ledger.number(alone).await >= 3);
     daemon.signal(Signal::TERM);
-    assert!(daemon.wait_exit(Duration::from_secs(60)).await.success());
+    assert!(daemon.wait_exit(SOON).await.success());
     assert_eq!(ledger.owned().await, 0);
 }
 
@@ -91,8 +92,8 @@ async fn a_solitary_row_runs_with_nothing_beside_it() {
     ledger.client.execute("UPDATE musterd.blocks SET crashes = 3, solo = true", &[]).await.unwrap();
     let busy = ledger.submit("sleep", 100).await;
     let daemon = Daemon::builder(&db, "[handlers.sleep]\nduration = \"100ms\"").start();
-    assert_eq!(ledger.end_of(alone, Duration::from_secs(60)).await, End::succeeded(1));
-    assert_eq!(ledger.end_of(busy, Duration::from_secs(60)).await, End::succeeded(100));
+    assert_eq!(ledger.end_of(alone, SOON).await, End::succeeded(1));
+    assert_eq!(ledger.end_of(busy, SOON).await, End::succeeded(100));
     let company: Vec<i32> = ledger
         .client
         .query("SELECT others FROM public.company", &[])
@@ -130,9 +131,9 @@ async fn a_worker_holds_one_suspect_at_a_time() {
         Daemon::builder(&db, "[claim]\npoll_interval = \"100ms\"\n[handlers.sleep]\nduration = \"100ms\"")
             .start();
     for batch in batches {
-        assert_eq!(ledger.end_of(batch, Duration::from_secs(60)).await, End::succeeded(2));
+        assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(2));
     }
-    assert_eq!(ledger.end_of(innocent, Duration::from_secs(60)).await, End::succeeded(20));
+    assert_eq!(ledger.end_of(innocent, SOON).await, End::succeeded(20));
     assert_eq!(ledger.number("SELECT max(others)::bigint FROM public.company").await, 0);
     assert_eq!(ledger.number("SELECT count(*) FROM public.company").await, 6);
     drop(daemon);

@@ -1,7 +1,6 @@
 //! The process as its surroundings see it: health, signals, exit codes, and log lines that machines can read.
 
 use std::net::TcpListener;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -11,10 +10,8 @@ use crate::suite::support::daemon::{Daemon, http_get};
 use crate::suite::support::database::TestDb;
 use crate::suite::support::process::Process;
 use crate::suite::support::proxy::{Fault, FaultProxy};
-use crate::suite::support::wait::eventually;
+use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::{run, services};
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// Submits rows to a running daemon; the id of the batch.
 async fn submit(daemon: &Daemon, command: &str, rows: &str) -> String {

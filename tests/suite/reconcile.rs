@@ -1,13 +1,10 @@
 //! L3: what a living worker owns and does not hold is freed; what it holds and does not own is given up.
 
-use std::time::Duration;
-
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
-use crate::suite::support::wait::eventually;
+use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger, metric};
 
-const SOON: Duration = Duration::from_secs(60);
 const OFTEN: &str = "[liveness]\nreconcile_interval = \"500ms\"\n[handlers.sleep]\nduration = \"1h\"";
 
 #[tokio::test(flavor = "multi_thread")]

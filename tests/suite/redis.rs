@@ -1,7 +1,6 @@
 //! S15: nothing in Redis, and no Redis, harms anybody. And the kinds of Redis there are.
 
 use std::process::Command;
-use std::time::Duration;
 
 use fred::prelude::{ClientLike, ConfigInterface, KeysInterface, SetsInterface};
 use rustix::process::Signal;
@@ -11,10 +10,8 @@ use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::run;
 use crate::suite::support::services::{self, Redis};
-use crate::suite::support::wait::eventually;
+use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger, metric};
-
-const SOON: Duration = Duration::from_secs(60);
 
 fn config(url: &str, rest: &str) -> String {
     format!(
@@ -78,17 +75,9 @@ async fn an_emptied_restarted_or_spoilt_redis_makes_nobody_steal() {
     // Gone, and back with nothing.
     let port = redis.address().port();
     drop(redis);
-    ledger.has_results(batch, 1500, SOON).await;
+    everybody_sees(&daemons, 0.0).await;
     redis = Redis::start_with(port, &[]);
-    eventually(SOON, "Redis is up again for everybody", async || {
-        for daemon in &daemons {
-            if metric(daemon, "musterd_redis_up ").await != 1.0 {
-                return None;
-            }
-        }
-        Some(())
-    })
-    .await;
+    everybody_sees(&daemons, 1.0).await;
     assert_eq!(ledger.end_of(batch, SOON * 2).await, End::succeeded(4000));
     assert_eq!(ledger.claimed_again().await, 0, "rows were run again");
     assert_eq!((ledger.dead().await, ledger.deadlocks().await), (0, 0));
@@ -99,6 +88,18 @@ async fn an_emptied_restarted_or_spoilt_redis_makes_nobody_steal() {
         assert!((1..=2).contains(&warned), "warned {warned} times");
     }
     drop(redis);
+}
+
+async fn everybody_sees(daemons: &[Daemon], up: f64) {
+    eventually(SOON, "everybody has seen it", async || {
+        for daemon in daemons {
+            if metric(daemon, "musterd_redis_up ").await != up {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
 }
 
 /// A type that none of our keys has.

@@ -1,14 +1,13 @@
 //! The end of a worker: what is in hand is finished or given back, and nothing stays owned.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::gate::Gate;
-use crate::suite::support::wait::{eventually, within};
+use crate::suite::support::wait::{SOON, eventually, within};
 use crate::suite::support::worker::{
     PATIENCE, Script, Worker, ask, assert_accounts_balance, end_of, progress, retry, submit, succeeded,
 };
@@ -145,7 +144,7 @@ async fn a_second_sigterm_does_not_wait_for_the_handlers() {
     daemon.signal(Signal::TERM);
     daemon.wait_for_log(PATIENCE, |line| line.contains("draining; once more")).await;
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.wait_exit(Duration::from_secs(20)).await.code(), Some(0));
+    assert_eq!(daemon.wait_exit(SOON).await.code(), Some(0));
     assert_eq!(ask::<i64>(&client, OWNED).await, 0);
     assert_eq!(progress(&client, batch).await.queued, 100);
 }

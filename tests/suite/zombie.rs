@@ -1,15 +1,11 @@
 //! A worker that was paused, declared dead, and comes back: it changes nothing, and goes on under another name.
 
-use std::time::Duration;
-
 use rustix::process::Signal;
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
-use crate::suite::support::wait::eventually;
+use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger, metric};
-
-const SOON: Duration = Duration::from_secs(60);
 
 /// S2.
 #[tokio::test(flavor = "multi_thread")]

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::key;
 use super::server::{self, Holder, S3Server, SECRET, names};
 use super::source::{MIB, Source, Then};
+use crate::suite::support::wait::SOON;
 
 /// The error of a write under `config`, after a look at how it speaks.
 async fn refusal(config: &Config, advice: &str) -> ObjectError {
@@ -65,7 +66,7 @@ async fn a_server_that_does_not_answer_is_given_up_in_time() {
     let holder = Holder::before(&server).await;
     let mut config = server::config(&holder.endpoint);
     config.s3.timeout = Duration::from_secs(1);
-    let error = timeout(Duration::from_secs(20), refusal(&config, "outputs.s3.timeout")).await.unwrap();
+    let error = timeout(SOON, refusal(&config, "outputs.s3.timeout")).await.unwrap();
     assert!(matches!(error, ObjectError::Timeout { .. }), "{error:?}");
     assert!(error.is_transient());
 }

@@ -21,10 +21,10 @@ use crate::suite::support::config::TestConfig;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::run;
 use crate::suite::support::services::{self, S3};
-use crate::suite::support::wait::eventually;
+use crate::suite::support::wait::{SOON, eventually};
 
 /// On a machine that has other things to do.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = SOON;
 
 /// `[outputs]` with a directory of its own.
 pub(crate) fn file_store() -> (String, PathBuf) {

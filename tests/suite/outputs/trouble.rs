@@ -1,7 +1,5 @@
 //! Stores that refuse: one clear line, and the batch ends once it is mended.
 
-use std::time::Duration;
-
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 use super::ground::*;
@@ -9,6 +7,7 @@ use crate::suite::objects::server::{BUCKET, S3Server, SECRET};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::proxy::{Fault, FaultProxy};
+use crate::suite::support::wait::SOON;
 
 /// Waits until the upload has failed more than once; the one line that says why.
 async fn one_complaint(daemon: &Daemon) -> String {
@@ -88,7 +87,7 @@ async fn a_worker_told_to_stop_does_not_wait_for_a_stalled_store() {
     let daemon = Daemon::builder(&db, &format!("{toml}\n[shutdown]\ngrace = \"100ms\"")).start();
     super::stalled(&client).await;
     daemon.signal(Signal::TERM);
-    let status = daemon.wait_exit(Duration::from_secs(30)).await;
+    let status = daemon.wait_exit(SOON).await;
     assert!(status.success(), "nothing is owned, so nothing is wrong: {status}");
     assert_eq!(state(&client, id).await, "running", "the sweep of another worker ends it");
 }

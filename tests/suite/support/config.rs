@@ -9,9 +9,10 @@ use toml::Table;
 
 use super::database::TestDb;
 use super::{run, services};
+use crate::suite::support::wait::SOON;
 
 /// No command of a test takes longer than this.
-const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+const COMMAND_LIMIT: Duration = SOON;
 
 /// A configuration on disk.
 #[derive(Debug)]

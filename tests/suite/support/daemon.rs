@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::config::TestConfig;
 use super::database::TestDb;
-use super::wait::eventually;
+use super::wait::{SOON, eventually, within};
 
 /// A daemon to be.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl Daemon {
 
     /// Waits until `/readyz` answers 200.
     pub(crate) async fn wait_ready(&self) {
-        eventually(Duration::from_secs(30), "the daemon is ready", async || {
+        eventually(SOON, "the daemon is ready", async || {
             if let Some(status) = self.tether.status() {
                 panic!("the daemon ended before it was ready: {status}");
             }
@@ -143,11 +143,13 @@ impl Daemon {
         self.log.lines_from(0)
     }
 
-    /// Waits for its end.
+    /// Waits for its end, and for its last words.
     pub(crate) async fn wait_exit(&self, limit: Duration) -> ExitStatus {
         let wait = self.tether.waiter();
         let ended = tokio::task::spawn_blocking(move || wait(limit)).await.unwrap();
-        ended.unwrap_or_else(|| panic!("the daemon still runs after {limit:?}"))
+        let ended = ended.unwrap_or_else(|| panic!("the daemon still runs after {limit:?}"));
+        self.log.wait_for_end().await;
+        ended
     }
 }
 
@@ -185,19 +187,28 @@ pub(crate) async fn metric(port: u16, name: &str) -> f64 {
 pub(crate) struct Log {
     lines: Arc<Mutex<Vec<String>>>,
     count: watch::Sender<usize>,
+    /// Streams that are still read.
+    open: watch::Sender<usize>,
 }
 
 impl Log {
     pub(crate) fn follow(&self, name: &str, stream: impl Read + Send + 'static) {
         let log = self.clone();
+        log.open.send_modify(|open| *open += 1);
         let read = move || {
             for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
                 let mut lines = log.lines.lock().unwrap();
                 lines.push(String::from_utf8_lossy(&line).into_owned());
                 log.count.send_replace(lines.len());
             }
+            log.open.send_modify(|open| *open -= 1);
         };
         std::thread::Builder::new().name(format!("log-{name}")).spawn(read).unwrap();
+    }
+
+    /// Waits until every line has been read: the process may have ended before its last words were.
+    pub(crate) async fn wait_for_end(&self) {
+        within(SOON, self.open.subscribe().wait_for(|open| *open == 0)).await.unwrap();
     }
 
     pub(crate) fn lines_from(&self, begin: usize) -> Vec<String> {

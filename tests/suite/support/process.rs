@@ -42,7 +42,10 @@ impl Process {
     pub(crate) async fn wait_exit(&self, limit: Duration) -> ExitStatus {
         let wait = self.tether.waiter();
         let ended = tokio::task::spawn_blocking(move || wait(limit)).await.unwrap();
-        ended.unwrap_or_else(|| panic!("still running after {limit:?}"))
+        let ended = ended.unwrap_or_else(|| panic!("still running after {limit:?}"));
+        self.out.wait_for_end().await;
+        self.err.wait_for_end().await;
+        ended
     }
 }
 

@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 
 use super::database::TestDb;
-use super::wait::eventually;
+use super::wait::{SOON, eventually};
 
 /// How long a statement may take that nothing blocks, and how long one may take to be seen waiting.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = SOON;
 
 /// What a statement did.
 #[derive(Debug, PartialEq, Eq)]

@@ -15,6 +15,7 @@ use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 
 use super::run;
+use crate::suite::support::wait::SOON;
 
 /// This run's PostgreSQL. Tests use a database of their own: see [`super::database::TestDb`].
 pub(crate) fn postgres() -> &'static EmbeddedPostgres {
@@ -55,7 +56,7 @@ impl Redis {
     /// Ends it at once, as a crash would.
     pub(crate) fn stop(&self) {
         self.tether.signal(Signal::KILL).unwrap();
-        self.tether.wait(Duration::from_secs(20)).expect("nothing survives SIGKILL");
+        self.tether.wait(SOON).expect("nothing survives SIGKILL");
         run::forget(self.pid());
     }
 
@@ -89,7 +90,7 @@ impl Redis {
     }
 
     fn wait_ready(&self) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + SOON;
         while !self.answers() {
             assert!(Instant::now() < deadline, "Redis does not answer on port {}", self.port);
             // Waits for the process's end, which would be news; else it is merely time to look again.

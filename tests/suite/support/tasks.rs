@@ -14,10 +14,8 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::config::TestConfig;
 use super::database::TestDb;
+pub(crate) use super::wait::SOON;
 use super::wait::{eventually, within};
-
-/// How long anything may take that nothing holds up, on a machine that has other things to do.
-pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 /// Short waits, so that tests are short; never so short that they decide anything.
 pub(crate) const QUICK: &str = "[claim]\npoll_interval = \"50ms\"\n[retry]\nbase = \"10ms\"\nmax = \"20ms\"\n\

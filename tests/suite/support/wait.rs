@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
+/// Longer than anything takes on a busy machine: a limit that a test waits out only when it fails.
+pub(crate) const SOON: Duration = Duration::from_secs(120);
+
 /// The result of `future`, which must come within `limit`.
 #[track_caller]
 pub(crate) fn within<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Output> {

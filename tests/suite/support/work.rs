@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 
 use super::daemon::Daemon;
 use super::database::TestDb;
-use super::wait::eventually;
+use super::wait::{SOON, eventually};
 
 /// Writes down every claim; refuses every change of an outcome.
 const AUDIT: &str = "
@@ -152,7 +152,7 @@ impl Ledger {
     pub(crate) async fn worker_of(&self, daemon: &Daemon) -> String {
         let sql = "SELECT id FROM musterd.workers WHERE pid = $1 AND state IN ('alive', 'draining') ORDER BY started_at DESC";
         let pid = i32::try_from(daemon.pid()).unwrap();
-        eventually(Duration::from_secs(30), "the worker is in the list", async || {
+        eventually(SOON, "the worker is in the list", async || {
             Some(self.client.query(sql, &[&pid]).await.unwrap().first()?.get(0))
         })
         .await

@@ -18,10 +18,10 @@ use tokio_postgres::Client;
 use super::config::TestConfig;
 use super::daemon::{http_get, metric};
 use super::database::TestDb;
-use super::wait::{eventually, within};
+use super::wait::{SOON, eventually, within};
 
 /// How long anything may take that nothing holds up, on a machine that has other things to do.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = SOON;
 
 /// What a handler was called with.
 #[derive(Clone, Debug, PartialEq, Eq)]
