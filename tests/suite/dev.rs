@@ -13,8 +13,6 @@ use crate::suite::support::process::Process;
 use crate::suite::support::run;
 use crate::suite::support::wait::{SOON, eventually, process_runs};
 
-/// Making a database and starting a server, on a busy machine.
-
 /// A user's home, in which no other dev runs.
 struct Home(PathBuf);
 

@@ -19,8 +19,6 @@ use crate::suite::support::database::TestDb;
 use crate::suite::support::run;
 use crate::suite::support::wait::{SOON, eventually};
 
-/// Generous: the machine may be busy with other things.
-
 /// Short waits between tries, so that tests need not wait.
 const QUICK: &str = "[retry]\nbase = \"10ms\"\nmax = \"20ms\"\n[claim]\npoll_interval = \"50ms\"\n";
 
