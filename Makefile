@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test fmt lint check check-docs check-deploy build release setup setup-test bench bench-batcher bench-handlers test-families clean
+.PHONY: help run dev test fmt lint check check-docs check-deploy build release setup setup-test bench bench-batcher bench-handlers test-families test-outputs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: setup-test ## Everything CI asks for: format, lints, tests, dependency pol
 # Minutes, and a figure at its end; a smaller version is among the tests.
 test-families: setup-test ## Run 10,000 parents with 8 children each on three replicas, and count every end
 	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture ten_thousand_families
+
+test-outputs: setup-test ## Run a million rows with a gigabyte of outputs on both stores, and show the worker's memory
+	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture a_million_rows_with_a_gigabyte
 
 fmt: ## Format the code
 	@$(CARGO) fmt

@@ -1,6 +1,7 @@
 //! Output files: what the rows say, exactly once, whatever happens on the way.
 
 pub(crate) mod ground;
+mod large;
 mod trouble;
 
 use futures::FutureExt;

@@ -24,11 +24,20 @@ use crate::objects::error::{ObjectError, Op};
 /// A server that does not take a connection in this time will not take it later either.
 const CONNECT: Duration = Duration::from_secs(10);
 
+/// Putting the parts of an upload together may take the server this many times as long as any other answer.
+const ASSEMBLY: u32 = 10;
+
 pub(super) struct Client {
     bucket: Box<Bucket>,
-    http: reqwest::Client,
+    http: Limited,
+    assembly: Limited,
     endpoint: String,
-    timeout: Duration,
+}
+
+/// A client and how long it bears silence: a limit that cannot be set for one request.
+struct Limited {
+    http: reqwest::Client,
+    silence: Duration,
 }
 
 impl Client {
@@ -40,7 +49,9 @@ impl Client {
         if config.path_style() {
             bucket.set_path_style();
         }
-        Ok(Self { bucket, http: http_client(config)?, endpoint, timeout: config.timeout })
+        let http = Limited::new(config, config.timeout)?;
+        let assembly = Limited::new(config, config.timeout * ASSEMBLY)?;
+        Ok(Self { bucket, http, assembly, endpoint })
     }
 
     pub(super) fn location(&self, path: &str) -> String {
@@ -56,17 +67,22 @@ impl Client {
         body: Bytes,
     ) -> Result<Response, ObjectError> {
         let at = self.location(path);
+        let client = match &command {
+            Command::CompleteMultipartUpload { .. } => &self.assembly,
+            _ => &self.http,
+        };
         let request = self.sign(path, command, body).await.map_err(|error| ObjectError::Io {
             op,
             at: at.clone(),
             source: io::Error::other(error),
         })?;
-        let response = self.http.execute(request).await.map_err(|error| self.broken(op, &at, &error))?;
+        let executed = client.http.execute(request).await;
+        let response = executed.map_err(|error| self.broken(op, &at, &error, client.silence))?;
         if response.status().is_success() {
             return Ok(response);
         }
         let status = response.status().as_u16();
-        let body = response.bytes().await.map_err(|error| self.broken(op, &at, &error))?;
+        let body = response.bytes().await.map_err(|error| self.broken(op, &at, &error, client.silence))?;
         Err(self.refused(op, path, status, Refusal::read(&body)))
     }
 
@@ -79,7 +95,8 @@ impl Client {
         body: Bytes,
     ) -> Result<Bytes, ObjectError> {
         let response = self.send(op, path, command, body).await?;
-        response.bytes().await.map_err(|error| self.broken(op, &self.location(path), &error))
+        let silence = self.http.silence;
+        response.bytes().await.map_err(|error| self.broken(op, &self.location(path), &error, silence))
     }
 
     async fn sign(&self, path: &str, command: Command<'_>, body: Bytes) -> Result<reqwest::Request, S3Error> {
@@ -103,14 +120,14 @@ impl Client {
     }
 
     /// The error of a server that did not answer, or not to the end.
-    fn broken(&self, op: Op, at: &str, error: &reqwest::Error) -> ObjectError {
+    fn broken(&self, op: Op, at: &str, error: &reqwest::Error, silence: Duration) -> ObjectError {
         let (at, endpoint) = (at.to_owned(), self.endpoint.clone());
         if let Some(cause) = bad_certificate(error) {
             return ObjectError::Untrusted { op, at, endpoint, cause };
         }
         // A connection nobody takes is told apart from an answer that does not come.
         if error.is_timeout() && !error.is_connect() {
-            return ObjectError::Timeout { op, at, after: self.timeout };
+            return ObjectError::Timeout { op, at, after: silence };
         }
         ObjectError::Unreachable { op, at, endpoint, cause: root_cause(error) }
     }
@@ -119,9 +136,9 @@ impl Client {
 impl fmt::Debug for Client {
     /// Without the bucket's value, which holds the credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bucket, endpoint, timeout, .. } = self;
+        let Self { bucket, endpoint, .. } = self;
         let mut shown = f.debug_struct("Client");
-        shown.field("endpoint", endpoint).field("bucket", &bucket.name).field("timeout", timeout);
+        shown.field("endpoint", endpoint).field("bucket", &bucket.name).field("silence", &self.http.silence);
         shown.finish_non_exhaustive()
     }
 }
@@ -143,12 +160,18 @@ fn region(config: &S3Config) -> Region {
     }
 }
 
-fn http_client(config: &S3Config) -> Result<reqwest::Client, ObjectError> {
+impl Limited {
+    fn new(config: &S3Config, silence: Duration) -> Result<Self, ObjectError> {
+        http_client(config, silence).map(|http| Self { http, silence })
+    }
+}
+
+fn http_client(config: &S3Config, silence: Duration) -> Result<reqwest::Client, ObjectError> {
     let mut builder = reqwest::Client::builder()
         .connect_timeout(CONNECT.min(config.timeout))
         // Runs from the request to the first byte of its answer and starts again with each piece read: it bounds a
         // part's upload and a download's silence, not the length of a download.
-        .read_timeout(config.timeout)
+        .read_timeout(silence)
         // A redirect would go to another host with a signature made for this one; it means a wrong region.
         .redirect(redirect::Policy::none());
     for authority in authorities(config)? {
