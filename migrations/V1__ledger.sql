@@ -30,6 +30,8 @@ CREATE TABLE musterd.tasks (
     attempt          int NOT NULL DEFAULT 1 CHECK (attempt >= 1),
     max_attempts     int CHECK (max_attempts >= 1),
     crashes          int NOT NULL DEFAULT 0 CHECK (crashes >= 0),
+    solo_crashes     int NOT NULL DEFAULT 0 CHECK (solo_crashes >= 0),
+    alone_at         timestamptz,
     run_at           timestamptz NOT NULL DEFAULT now(),
     not_before       timestamptz,
     timeout          interval CHECK (timeout > interval '0'),
@@ -61,7 +63,11 @@ COMMENT ON COLUMN musterd.tasks.state IS
     'Left out on insert: queued, or scheduled when run_at is in the future. Of a batch: held, or running from submit to end.';
 COMMENT ON COLUMN musterd.tasks.attempt IS 'The attempt that is running, or will run next; counted from 1.';
 COMMENT ON COLUMN musterd.tasks.max_attempts IS 'Null: the worker''s retry.max_attempts.';
-COMMENT ON COLUMN musterd.tasks.crashes IS 'How often a process died while it ran this task.';
+COMMENT ON COLUMN musterd.tasks.crashes IS
+    'How often a process, or the connection of its procedure, died while it ran. After one a worker holds it beside no other '
+    'such task; after two it runs with nothing else in its process.';
+COMMENT ON COLUMN musterd.tasks.solo_crashes IS 'Those of the crashes that only this task can be blamed for; they count toward max_crashes.';
+COMMENT ON COLUMN musterd.tasks.alone_at IS 'Since when its holder runs it with nothing else beside it; null at every claim.';
 COMMENT ON COLUMN musterd.tasks.run_at IS 'Due from then on. infinity while an uncle waits.';
 COMMENT ON COLUMN musterd.tasks.not_before IS
     'Set only while an uncle waits: the run_at it gets when its last dependency has ended.';
@@ -89,6 +95,8 @@ CREATE UNIQUE INDEX tasks_child_key ON musterd.tasks (parent_id, child_key) WHER
 CREATE INDEX tasks_open_children ON musterd.tasks (parent_id, priority, id)
     WHERE parent_id IS NOT NULL AND state IN ('held', 'scheduled', 'queued', 'running', 'waiting');
 CREATE INDEX tasks_due ON musterd.tasks (queue, priority, id) WHERE state = 'queued';
+-- Empty in good times: asking for suspects costs nothing, however many tasks are queued.
+CREATE INDEX tasks_suspect ON musterd.tasks (queue, priority, id) WHERE state = 'queued' AND crashes > 0;
 CREATE INDEX tasks_scheduled ON musterd.tasks (queue, run_at) WHERE state = 'scheduled';
 CREATE INDEX tasks_waiting ON musterd.tasks (priority, id) WHERE state = 'waiting';
 CREATE INDEX tasks_owned ON musterd.tasks (worker) WHERE worker IS NOT NULL;

@@ -90,6 +90,8 @@ BEGIN
                             ELSE 'failed' END::musterd.state,
                attempt = CASE WHEN o.outcome = 'retry' THEN t.attempt + 1 ELSE t.attempt END,
                crashes = CASE WHEN o.outcome = 'crashed' THEN t.crashes + 1 ELSE t.crashes END,
+               -- Its connection is its own: nobody else can have broken it.
+               solo_crashes = CASE WHEN o.outcome = 'crashed' THEN t.solo_crashes + 1 ELSE t.solo_crashes END,
                run_at = CASE WHEN o.outcome IN ('retry', 'crashed', 'give_back')
                              THEN clock_timestamp() + COALESCE(o.wait, 0) * interval '1 second' ELSE t.run_at END,
                result = COALESCE(o.result, t.result),
@@ -148,7 +150,7 @@ BEGIN
     ELSE
         -- One that was never claimed would come back into its dedup window, and collide with a newer task there.
         UPDATE musterd.tasks t
-           SET state = 'queued', run_at = now(), attempt = 1, crashes = 0, finished_at = NULL, aborting = false,
+           SET state = 'queued', run_at = now(), attempt = 1, crashes = 0, solo_crashes = 0, finished_at = NULL, aborting = false,
                claimed_at = COALESCE(t.claimed_at, clock_timestamp())
          WHERE t.id = retry_task.id;
     END IF;

@@ -136,6 +136,12 @@ pub trait Handler: Send + Sync + 'static {
         true
     }
 
+    /// Whether a claim for it must outlive a crash of the server. Work that happens inside the server may be what crashes
+    /// it; with a claim that is lost each time, nobody would ever count how often.
+    fn claims_durably(&self) -> bool {
+        false
+    }
+
     /// How it takes the rows of a block.
     fn intake(&self) -> Intake {
         Intake::OneByOne
@@ -248,6 +254,12 @@ impl Registry {
     pub fn row_commands(&self) -> Vec<String> {
         let takes_rows = |(name, entry): (&String, &Entry)| entry.handler.takes_rows().then(|| name.clone());
         self.0.iter().filter_map(takes_rows).collect()
+    }
+
+    /// The commands whose claims are committed before anything of them runs.
+    pub fn durable_commands(&self) -> Vec<String> {
+        let durable = |(name, entry): (&String, &Entry)| entry.handler.claims_durably().then(|| name.clone());
+        self.0.iter().filter_map(durable).collect()
     }
 }
 

@@ -37,7 +37,7 @@ pub struct Config {
     /// Life of the set of what a worker holds.
     #[serde(with = "humantime_serde")]
     pub rows_ttl: Duration,
-    /// A row that killed its process this often, running alone, is failed.
+    /// A row or task that killed its process this often, running alone, is failed.
     pub max_crashes: u32,
 }
 

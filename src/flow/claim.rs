@@ -314,6 +314,7 @@ impl Running {
         let dispatcher = &self.dispatcher;
         let task_commands = beside.deferring.then(|| dispatcher.bench.handlers.commands());
         let commands = dispatcher.bench.handlers.row_commands();
+        let durable = dispatcher.bench.handlers.durable_commands();
         let size = |command: &String| {
             let (target, largest) =
                 (dispatcher.config.target_block_time, dispatcher.settings.block_size.get());
@@ -332,6 +333,7 @@ impl Running {
             worker: worker.as_str(),
             tokens: &tokens,
             commands: &commands,
+            durable: &durable,
             sizes: &sizes,
             fibers: dispatcher.settings.fibers.get() as i32,
             scope: beside.scope,

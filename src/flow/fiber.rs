@@ -21,7 +21,7 @@ use crate::{
     periodic::describe,
     store::{
         LONGEST_BACKOFF, Store,
-        blocks::{self, BatchFacts, Block, BlockError, InputRow},
+        blocks::{self, BatchFacts, Block, InputRow},
         flush::{Close, RowWrite, Verdict},
     },
 };
@@ -32,6 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 /// Input that a fiber has in memory at a time, give or take a row.
 const PAGE_BYTES: usize = 4 << 20;
@@ -95,7 +96,7 @@ impl Bench {
         let solitude = tokio::select! {
             biased;
             end = interrupted(&cancel, &self.now) => return self.leave(&block, end).await,
-            solitude = self.alone_with(&block) => solitude,
+            solitude = self.alone_with(block.reference.token) => solitude,
         };
         let marked = self.patiently(&cancel, "block", || async {
             blocks::mark_alone_if_held(&self.store.general.get().await?, block.reference).await
@@ -115,10 +116,12 @@ impl Bench {
         drop(solitude);
     }
 
-    /// Nobody else is at work, and what they did is written: only this block could suffer from its own deed.
-    async fn alone_with(&self, block: &Block) -> Solitude {
+    /// Nobody else is at work, and what they did is written: only this block or task could suffer from its own deed.
+    pub(super) async fn alone_with(&self, token: Uuid) -> Solitude {
+        self.held.stand_by(token, true);
         let solitude = self.room.alone().await;
-        self.held.nothing_but(block.reference.token).await;
+        self.held.stand_by(token, false);
+        self.held.nothing_but(token).await;
         solitude
     }
 
@@ -199,9 +202,15 @@ impl Bench {
     }
 
     /// Repeats a read until it succeeds. `None`: told to give up first.
-    async fn patiently<T, F>(&self, cancel: &Cancel, what: &'static str, read: impl Fn() -> F) -> Option<T>
+    pub(super) async fn patiently<T, E, F>(
+        &self,
+        cancel: &Cancel,
+        what: &'static str,
+        read: impl Fn() -> F,
+    ) -> Option<T>
     where
-        F: Future<Output = Result<T, BlockError>>,
+        E: std::error::Error + 'static,
+        F: Future<Output = Result<T, E>>,
     {
         let mut tries = 0;
         loop {

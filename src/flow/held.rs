@@ -42,6 +42,8 @@ struct Entry {
     /// `None` while the claim that carries the token is under way.
     holding: Option<Holding>,
     cancel: Cancel,
+    /// Waits to be alone: nothing of it has started.
+    stands_by: bool,
 }
 
 /// What a token stands for.
@@ -146,10 +148,21 @@ impl Held {
         self.lock().entries.values().filter_map(block).collect()
     }
 
-    /// Waits until nothing else is in hand: the ends of all others are committed.
+    /// Says whether a block or task merely waits for its turn to be alone.
+    pub fn stand_by(&self, token: Uuid, stands_by: bool) {
+        if let Some(entry) = self.lock().entries.get_mut(&token) {
+            entry.stands_by = stands_by;
+        }
+        self.tell();
+    }
+
+    /// Waits until nothing else is in hand: the ends of all others are committed. Those that stand by do not count: two that
+    /// want to be alone would wait for each other.
     pub async fn nothing_but(&self, token: Uuid) {
         let mut changes = self.watch();
-        while self.lock().entries.iter().any(|(other, entry)| *other != token && entry.holding.is_some()) {
+        let counts =
+            |(other, entry): (&Uuid, &Entry)| *other != token && entry.holding.is_some() && !entry.stands_by;
+        while self.lock().entries.iter().any(counts) {
             // Cannot fail: the sender is ours.
             let _ = changes.changed().await;
         }

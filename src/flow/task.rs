@@ -2,26 +2,71 @@
 
 use super::{
     fiber::{Bench, End, interrupted, storable},
+    held::Cancel,
+    solo::{Company, Solitude},
+    task_claim::TaskClaimError,
     writer::Update,
 };
 use crate::{
     handler::{self, TaskCall, TaskDone, TaskOutcome},
     json::Json,
-    store::tasks::{Finished, Task, TaskEnd, TaskWrite},
+    store::tasks::{self, Finished, Task, TaskEnd, TaskWrite},
 };
 use serde::Serialize;
 
 impl Bench {
+    /// Runs a task beside others; or, when it must be alone, when they are gone.
+    pub async fn run_task(&self, task: Task, company: Company) {
+        if !task.is_solo() {
+            self.attempt_task(&task).await;
+            return drop(company);
+        }
+        // Not one of those it waits for.
+        drop(company);
+        let cancel = self.held.cancel_of(task.reference.token);
+        match self.solitude_for(&task, &cancel).await {
+            Ok(solitude) => {
+                tracing::warn!(
+                    task = task.reference.id,
+                    command = task.command,
+                    "a task that processes died with runs alone now"
+                );
+                self.attempt_task(&task).await;
+                drop(solitude);
+            }
+            Err(End::GiveBack) => self.end_task(&task, TaskEnd::GiveBack).await,
+            Err(_) => self.held.forget(task.reference.token),
+        }
+    }
+
+    /// Waits until nothing else is at work, and has that put on record: from then on a death is this task's doing.
+    async fn solitude_for(&self, task: &Task, cancel: &Cancel) -> Result<Solitude, End> {
+        let solitude = tokio::select! {
+            biased;
+            end = interrupted(cancel, &self.now) => return Err(end),
+            solitude = self.alone_with(task.reference.token) => solitude,
+        };
+        let marked = self.patiently(cancel, "task", || async {
+            let client = self.store.general.get().await?;
+            Ok::<_, TaskClaimError>(tasks::mark_alone_if_held(&client, task.reference).await?)
+        });
+        match marked.await {
+            Some(true) => Ok(solitude),
+            Some(false) => Err(End::Fenced),
+            None => Err(interrupted(cancel, &self.now).await),
+        }
+    }
+
     /// Runs a task to its end, or until it is given up.
-    pub async fn run_task(&self, task: Task) {
+    async fn attempt_task(&self, task: &Task) {
         let Some(entry) = self.handlers.get(&task.command).cloned() else {
             // The claim asks for our commands only; a task of another is a bug, and goes back unharmed.
             tracing::error!(command = task.command, "claimed a task of a command that is not ours");
-            return self.end_task(&task, TaskEnd::GiveBack).await;
+            return self.end_task(task, TaskEnd::GiveBack).await;
         };
         let cancel = self.held.cancel_of(task.reference.token);
         let timeout = task.timeout.unwrap_or(entry.config.timeout);
-        let call = TaskCall { task: &task, timeout };
+        let call = TaskCall { task, timeout };
         let run = async {
             self.lease.valid().await;
             handler::run_task(&*entry.handler, call).await
@@ -32,9 +77,9 @@ impl Bench {
             outcome = run => Ok(outcome),
         };
         match outcome {
-            Ok(TaskOutcome::Committed(finished)) => self.was_committed(&task, finished),
-            Ok(outcome) => self.end_task(&task, self.judge(&task, outcome)).await,
-            Err(End::GiveBack) => self.end_task(&task, TaskEnd::GiveBack).await,
+            Ok(TaskOutcome::Committed(finished)) => self.was_committed(task, finished),
+            Ok(outcome) => self.end_task(task, self.judge(task, outcome)).await,
+            Err(End::GiveBack) => self.end_task(task, TaskEnd::GiveBack).await,
             // Whoever aborted it, or took it, has written its state; ours would be refused.
             Err(End::Aborted | End::Fenced | End::Whole) => self.held.forget(task.reference.token),
         }
@@ -52,8 +97,8 @@ impl Bench {
                 TaskEnd::Retry { error: storable(error), wait }
             }
             TaskOutcome::Retry { error, .. } => TaskEnd::Failed(storable(error)),
-            TaskOutcome::Postponed { error, crashed: true } if task.crashes + 1 >= self.max_crashes => {
-                let times = task.crashes + 1;
+            TaskOutcome::Postponed { error, crashed: true } if task.solo_crashes + 1 >= self.max_crashes => {
+                let times = task.solo_crashes + 1;
                 TaskEnd::Failed(storable(format!("lost the connection it ran on, {times} times: {error}")))
             }
             TaskOutcome::Postponed { error, crashed } => {

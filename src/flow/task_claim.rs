@@ -63,14 +63,21 @@ struct Running {
     claims: u64,
     /// Tokens sent with claims whose reply never came.
     doubtful: Vec<(Uuid, Instant)>,
+    /// When to look for a solitary task again.
+    next_solo_look: Instant,
 }
 
 impl TaskDispatcher {
     /// Claims until the drain, then lets the tasks in hand come to their end; returns when told to `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let drain = self.drain.clone();
-        let mut running =
-            Running { dispatcher: self, fibers: JoinSet::new(), claims: 0, doubtful: Vec::new() };
+        let mut running = Running {
+            dispatcher: self,
+            fibers: JoinSet::new(),
+            claims: 0,
+            doubtful: Vec::new(),
+            next_solo_look: Instant::now(),
+        };
         running.dispatch(&drain).await;
         running.adopt_last().await;
         while running.fibers.join_next().await.is_some() {}
@@ -148,17 +155,77 @@ impl Running {
         company: Company,
     ) -> Result<usize, TaskClaimError> {
         let client = self.dispatcher.bench.store.claims.get().await?;
-        let mut claimed = self.adopt(&client).await?;
-        let missing = permits.len().saturating_sub(claimed.len());
-        if missing > 0 {
-            claimed.extend(self.claim(&client, missing).await?);
+        let mut claimed = Vec::new();
+        let ended = self.claim_into(&mut claimed, &client, permits.len()).await;
+        if ended.is_err() {
+            // The session may be in any state; a new one is cheap.
+            drop(Object::take(client));
         }
-        drop(client);
         let count = claimed.len();
         for task in claimed {
             self.start(task, permits.pop(), company.clone());
         }
-        Ok(count)
+        // What was claimed before the error is ours, and nobody else would run it. The error will come again.
+        if count > 0 { Ok(count) } else { ended.map(|()| 0) }
+    }
+
+    async fn claim_into(
+        &mut self,
+        claimed: &mut Vec<Task>,
+        client: &Object,
+        count: usize,
+    ) -> Result<(), TaskClaimError> {
+        claimed.extend(self.adopt(client).await?);
+        claimed.extend(self.claim_solo(client).await?);
+        let missing = count.saturating_sub(claimed.len());
+        if missing > 0 {
+            claimed.extend(self.claim(client, missing).await?);
+        }
+        Ok(())
+    }
+
+    /// Solitary tasks are rare: looked for now and then, and not behind everything else, or a busy worker never would.
+    async fn claim_solo(&mut self, client: &Object) -> Result<Option<Task>, TaskClaimError> {
+        if Instant::now() < self.next_solo_look {
+            return Ok(None);
+        }
+        self.next_solo_look = Instant::now() + self.dispatcher.poll_interval;
+        let dispatcher = &self.dispatcher;
+        let commands = dispatcher.bench.handlers.commands();
+        let tokens = dispatcher.bench.held.announce(1);
+        let worker = dispatcher.identity.id();
+        let wanted = WantedTasks {
+            queue: &dispatcher.queue,
+            worker: worker.as_str(),
+            tokens: &tokens,
+            commands: &commands,
+            scope: Scope::Any,
+            ignore_priority: false,
+            behind_rows: None,
+        };
+        let taken = tasks::take_solo(client, &wanted).await;
+        self.settle(&tokens, taken.map(|task| task.into_iter().collect()))
+            .map(|taken| taken.into_iter().next())
+    }
+
+    /// What a claim with these tokens came to.
+    fn settle(
+        &mut self,
+        tokens: &[Uuid],
+        claimed: Result<Vec<Task>, tokio_postgres::Error>,
+    ) -> Result<Vec<Task>, TaskClaimError> {
+        match claimed {
+            Ok(claimed) => {
+                let references: Vec<_> = claimed.iter().map(|task| task.reference).collect();
+                self.dispatcher.bench.held.settle_tasks(tokens, &references);
+                Ok(claimed)
+            }
+            Err(error) => {
+                // The statement may have committed without our knowing; the tokens stay announced.
+                self.doubtful.extend(tokens.iter().map(|token| (*token, Instant::now())));
+                Err(error.into())
+            }
+        }
     }
 
     async fn claim(&mut self, client: &Object, count: usize) -> Result<Vec<Task>, TaskClaimError> {
@@ -195,26 +262,17 @@ impl Running {
             ignore_priority: any_priority,
             behind_rows: behind_rows.then_some(&*row_commands),
         };
-        match tasks::claim(client, &wanted).await {
-            Ok(claimed) => {
-                let references: Vec<_> = claimed.iter().map(|task| task.reference).collect();
-                dispatcher.bench.held.settle_tasks(&tokens, &references);
-                dispatcher.rival.claimed(claimed.len(), deferring);
-                Ok(claimed)
-            }
-            Err(error) => {
-                // The statement may have committed without our knowing; the tokens stay announced.
-                self.doubtful.extend(tokens.iter().map(|token| (*token, Instant::now())));
-                Err(error.into())
-            }
-        }
+        let claimed = tasks::claim(client, &wanted).await;
+        let claimed = self.settle(&tokens, claimed)?;
+        self.dispatcher.rival.claimed(claimed.len(), deferring);
+        Ok(claimed)
     }
 
     fn start(&mut self, task: Task, permit: Option<OwnedSemaphorePermit>, company: Company) {
         let bench = Arc::clone(&self.dispatcher.bench);
         self.fibers.spawn(async move {
-            bench.run_task(task).await;
-            drop((permit, company));
+            bench.run_task(task, company).await;
+            drop(permit);
         });
     }
 

@@ -171,6 +171,10 @@ impl Handler for Sql {
         !self.select.is_empty()
     }
 
+    fn claims_durably(&self) -> bool {
+        true
+    }
+
     fn intake(&self) -> Intake {
         Intake::Together(self.block_size)
     }

@@ -42,6 +42,8 @@ pub struct Wanted<'a> {
     /// One for every block, made before the statement is sent: a lost reply can be found again by them.
     pub tokens: &'a [Uuid],
     pub commands: &'a [String],
+    /// Those of them whose claims must outlive a crash of the server; the others are not waited for.
+    pub durable: &'a [String],
     pub sizes: &'a [Size],
     pub fibers: i32,
     /// Only rows of this scope.
@@ -168,6 +170,7 @@ async fn carve_with(client: &Object, wanted: &Wanted<'_>, sql: &str) -> Result<V
                 &f64::from(wanted.fibers),
                 &wanted.scope.parameter(),
                 &wanted.behind_tasks,
+                &wanted.durable,
             ],
         )
         .await
@@ -193,6 +196,7 @@ pub async fn take(
                 &wanted.commands,
                 &wanted.scope.parameter(),
                 &wanted.behind_tasks,
+                &wanted.durable,
             ],
         )
         .await
@@ -206,7 +210,7 @@ pub async fn take_solo(client: &Object, wanted: &Wanted<'_>) -> Result<Option<Bl
     let statement =
         client.prepare_cached(TAKE_SOLO).await.map_err(failed("prepare taking a solitary block"))?;
     let row = client
-        .query_opt(&statement, &[&wanted.queue, &wanted.worker, token, &wanted.commands])
+        .query_opt(&statement, &[&wanted.queue, &wanted.worker, token, &wanted.commands, &wanted.durable])
         .await
         .map_err(failed("take a solitary block"))?;
     Ok(row.map(|row| Block::read(&row, false)))

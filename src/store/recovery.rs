@@ -1,6 +1,9 @@
 //! Judging the dead and freeing what they held. Every decision is the server's: its clock, its locks, its rows.
 
-use super::blocks::BlockRef;
+use super::{
+    blocks::BlockRef,
+    tasks::{self, TaskEnd, TaskRef, TaskWrite},
+};
 use crate::failpoint;
 use deadpool_postgres::Object;
 use std::time::Duration;
@@ -90,7 +93,7 @@ pub async fn living(client: &Object, ids: &[String]) -> Result<Vec<String>, Erro
 pub struct Freed {
     pub blocks: u64,
     pub lines: u64,
-    /// Rows that killed their process once too often.
+    /// Rows and tasks that killed their process once too often.
     pub failed: u64,
     pub tasks: u64,
     pub batches: Vec<i64>,
@@ -154,27 +157,67 @@ pub async fn free_if_held(
     Ok(freed)
 }
 
-/// Puts tasks of owners that do not live back into their queues; one more crash is on their record.
-pub async fn free_tasks(client: &Object) -> Result<u64, Error> {
-    const SQL: &str = "WITH orphan AS MATERIALIZED (
-            SELECT t.id, t.token FROM musterd.tasks t
-             WHERE t.worker IS NOT NULL AND t.state = 'running'
-               AND NOT EXISTS (SELECT FROM musterd.workers w WHERE w.id = t.worker AND w.state IN ('alive', 'draining'))
-             ORDER BY t.id LIMIT 500),
-        held AS MATERIALIZED (
-            SELECT t.id, t.token FROM musterd.tasks t JOIN orphan o ON o.id = t.id AND o.token = t.token
-             ORDER BY t.id FOR NO KEY UPDATE OF t SKIP LOCKED),
-        freed AS (
+/// What was freed of tasks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreedTasks {
+    pub freed: u64,
+    /// Tasks that killed their process once too often.
+    pub failed: u64,
+    /// Scopes that may be over now.
+    pub scopes: Vec<i64>,
+}
+
+/// Puts tasks of owners that do not live back into their queues; what had started has one more crash on its record. One whose
+/// processes died `max_crashes` times while they ran it and nothing else is failed.
+pub async fn free_tasks(client: &mut Object, max_crashes: u32) -> Result<FreedTasks, Error> {
+    // A statement of its own, as for blocks. Locked ones wait for the next tick.
+    const LOCK: &str = "SELECT t.id, t.token, t.parent_id, t.solo_crashes + 1 AS deaths,
+               -- A zombie may claim after its end was declared; what it claimed then has harmed nobody.
+               NOT COALESCE(t.claimed_at > w.ended_at, false) AS started, t.alone_at IS NOT NULL AS alone
+          FROM musterd.tasks t
+          LEFT JOIN musterd.workers w ON w.id = t.worker
+         WHERE t.worker IS NOT NULL AND t.state = 'running'
+           AND (w.id IS NULL OR w.state NOT IN ('alive', 'draining'))
+         ORDER BY t.id LIMIT 500
+           FOR NO KEY UPDATE OF t SKIP LOCKED";
+    const FREE: &str = "WITH freed AS (
             UPDATE musterd.tasks t
-               SET state = 'queued', worker = NULL, token = NULL, crashes = t.crashes + 1
-              FROM held h
-             WHERE t.id = h.id AND t.token = h.token AND t.state = 'running'
-            RETURNING t.queue),
-        told AS (SELECT pg_catalog.pg_notify('musterd_wake', f.queue) FROM (SELECT DISTINCT queue FROM freed) f)
-        SELECT (SELECT pg_catalog.count(*) FROM freed), (SELECT pg_catalog.count(*) FROM told)";
-    let statement = client.prepare_cached(SQL).await?;
-    let freed: i64 = client.query_one(&statement, &[]).await?.get(0);
-    Ok(freed as u64)
+               SET state = 'queued', worker = NULL, token = NULL, crashes = t.crashes + u.started::int,
+                   solo_crashes = t.solo_crashes + (u.started AND t.alone_at IS NOT NULL)::int
+              FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::bool[])) AS u (id, started)
+             WHERE t.id = u.id
+            RETURNING t.queue)
+        SELECT pg_catalog.pg_notify('musterd_wake', f.queue) FROM (SELECT DISTINCT queue FROM freed) f";
+    let most = i32::try_from(max_crashes).unwrap_or(i32::MAX);
+    let transaction =
+        client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
+    let lock = transaction.prepare_cached(LOCK).await?;
+    let (mut ids, mut started, mut killers) = (Vec::<i64>::new(), Vec::<bool>::new(), Vec::new());
+    for row in transaction.query(&lock, &[]).await? {
+        let (id, deaths): (i64, i32) = (row.get("id"), row.get("deaths"));
+        if row.get("started") && row.get("alone") && deaths >= most {
+            let error = format!(
+                "the worker process died {deaths} times while it ran this task and nothing else (liveness.max_crashes)"
+            );
+            let task = TaskRef { id, token: row.get("token") };
+            killers.push(TaskWrite { task, parent: row.get("parent_id"), end: TaskEnd::Failed(error) });
+        } else {
+            ids.push(id);
+            started.push(row.get("started"));
+        }
+    }
+    let mut freed = FreedTasks { freed: ids.len() as u64, ..FreedTasks::default() };
+    if !ids.is_empty() {
+        let free = transaction.prepare_cached(FREE).await?;
+        transaction.query(&free, &[&ids, &started]).await?;
+    }
+    if !killers.is_empty() {
+        let failed = tasks::finish_if_held(&*transaction, &killers).await?;
+        freed.failed = failed.len() as u64;
+        freed.scopes = failed.into_values().filter_map(|finished| finished.scope).collect();
+    }
+    transaction.commit().await?;
+    Ok(freed)
 }
 
 /// Workers that ended long ago and own nothing are taken off the list.

@@ -25,8 +25,10 @@ pub struct Task {
     /// The try that begins with this claim, from 1.
     pub attempt: i32,
     pub max_attempts: Option<i32>,
-    /// How often it took a process or a connection down with it.
+    /// How often a process or a connection died while it ran.
     pub crashes: i32,
+    /// Those of them that nobody else can be blamed for.
+    pub solo_crashes: i32,
     pub timeout: Option<Duration>,
     pub traceparent: Option<String>,
 }
@@ -102,17 +104,39 @@ pub async fn claim(client: &Object, wanted: &WantedTasks<'_>) -> Result<Vec<Task
     Ok(rows.iter().map(Task::read).collect())
 }
 
+/// Takes a task that is to run alone, if there is one and this worker has none yet.
+pub async fn take_solo(client: &Object, wanted: &WantedTasks<'_>) -> Result<Option<Task>, Error> {
+    const SQL: &str = include_str!("sql/take_solo_task.sql");
+    let Some(token) = wanted.tokens.first() else { return Ok(None) };
+    let statement = client.prepare_cached(SQL).await?;
+    let row = client.query_opt(&statement, &[&wanted.queue, &wanted.worker, token, &wanted.commands]).await?;
+    Ok(row.as_ref().map(Task::read))
+}
+
+/// From now on a death of this process is the task's doing. False: somebody else has it.
+pub async fn mark_alone_if_held(client: &Object, task: TaskRef) -> Result<bool, Error> {
+    const SQL: &str = "UPDATE musterd.tasks SET alone_at = pg_catalog.clock_timestamp()
+         WHERE id = $1 AND token = $2 AND state = 'running'";
+    let statement = client.prepare_cached(SQL).await?;
+    Ok(client.execute(&statement, &[&task.id, &task.token]).await? == 1)
+}
+
 /// The tasks that hold these tokens: of a claim whose reply was lost.
 pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Task>, Error> {
     const SQL: &str =
-        "SELECT id, token, parent_id, queue, command, payload, attempt, max_attempts, crashes, traceparent,
-               (EXTRACT(EPOCH FROM timeout) * 1000)::bigint AS timeout_ms
+        "SELECT id, token, parent_id, queue, command, payload, attempt, max_attempts, crashes, solo_crashes,
+               traceparent, (EXTRACT(EPOCH FROM timeout) * 1000)::bigint AS timeout_ms
           FROM musterd.tasks WHERE worker IS NOT NULL AND state = 'running' AND token = ANY ($1)";
     let statement = client.prepare_cached(SQL).await?;
     Ok(client.query(&statement, &[&tokens]).await?.iter().map(Task::read).collect())
 }
 
 impl Task {
+    /// Two processes died with it: it runs with nothing beside it.
+    pub fn is_solo(&self) -> bool {
+        self.crashes >= 2
+    }
+
     fn read(row: &Row) -> Self {
         let milliseconds: Option<i64> = row.get("timeout_ms");
         Self {
@@ -124,6 +148,7 @@ impl Task {
             attempt: row.get("attempt"),
             max_attempts: row.get("max_attempts"),
             crashes: row.get("crashes"),
+            solo_crashes: row.get("solo_crashes"),
             timeout: milliseconds.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))),
             traceparent: row.get("traceparent"),
         }

@@ -89,7 +89,7 @@ impl Periodic for Recovery {
         for id in &buried {
             self.clear_redis(id).await;
         }
-        Ok(Tally(buried.len() as u64 + freed.blocks + freed.tasks))
+        Ok(Tally(buried.len() as u64 + freed.blocks + freed.tasks + freed.failed))
     }
 }
 
@@ -149,7 +149,9 @@ impl Recovery {
     /// Frees page after page, until what is left is locked by somebody else.
     async fn free(&mut self, client: &mut Object) -> Result<Freed, RecoveryError> {
         self.pace.freed = Some(Instant::now());
-        let mut sum = Freed { tasks: recovery::free_tasks(client).await?, ..Freed::default() };
+        let tasks = recovery::free_tasks(client, self.config.max_crashes).await?;
+        tasks.scopes.iter().for_each(|scope| self.checks.ask(*scope));
+        let mut sum = Freed { tasks: tasks.freed, failed: tasks.failed, ..Freed::default() };
         loop {
             let orphans = recovery::orphans(client).await?;
             if orphans.is_empty() {

@@ -201,6 +201,34 @@ async fn tasks_of_an_unknown_owner_go_back_to_their_queue() {
     assert_eq!(ledger.number(sql).await, 1);
 }
 
+/// S16 for tasks: one that is locked waits for the next look, and keeps nobody else waiting.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_somebody_has_locked_does_not_keep_others_from_being_freed() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let config: musterd::store::Config = toml::from_str(&format!("url = {:?}", db.url())).unwrap();
+    let mut client = Store::open(&config).unwrap().general.get().await.unwrap();
+    let dead = "INSERT INTO musterd.workers (id, host, pid, version, state, ended_at) VALUES ('dead', 'h', 1, 'v', 'dead', now());
+         INSERT INTO musterd.workers (id, host, pid, version) VALUES ('alive', 'h', 1, 'v');
+         INSERT INTO musterd.tasks (command, state, worker, token, claimed_at)
+         SELECT 'c', 'running', w, gen_random_uuid(), now() - interval '1 s' FROM unnest('{dead,dead,alive}'::text[]) w;
+         INSERT INTO musterd.tasks (command, state, worker, token, claimed_at)
+         VALUES ('late', 'running', 'dead', gen_random_uuid(), now() + interval '1 s')";
+    ledger.client.batch_execute(dead).await.unwrap();
+    let mut schedule = Schedule::new(&db, &["user"]).await;
+    schedule.run("user", "BEGIN").await;
+    schedule.run("user", "SELECT 1 FROM musterd.tasks WHERE id = 1 FOR UPDATE").await;
+    assert_eq!(recovery::free_tasks(&mut client, 3).await.unwrap().freed, 2);
+    schedule.run("user", "COMMIT").await;
+    assert_eq!(recovery::free_tasks(&mut client, 3).await.unwrap().freed, 1);
+    assert_eq!(recovery::free_tasks(&mut client, 3).await.unwrap().freed, 0);
+    let left = "SELECT count(*) FROM musterd.tasks WHERE worker = 'alive' AND state = 'running'";
+    assert_eq!(ledger.number(left).await, 1);
+    let charged =
+        "SELECT count(*) FROM musterd.tasks WHERE state = 'queued' AND crashes = (command <> 'late')::int";
+    assert_eq!(ledger.number(charged).await, 3, "what was claimed after the end had not started");
+}
+
 /// All sessions cut at once, and a server that restarts them all: everybody lives on.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_taken_for_dead_when_all_sessions_are_cut() {

@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use musterd::store::tasks::{self, Scope, WantedTasks};
 use rustix::process::Signal;
+use uuid::Uuid;
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
-use crate::suite::support::wait::SOON;
+use crate::suite::support::ledger::session;
+use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger};
 
 /// The share of rows at which `fail` chooses exactly the first of `batch`'s lines in its order.
@@ -106,6 +109,34 @@ async fn a_solitary_row_runs_with_nothing_beside_it() {
     drop(daemon);
 }
 
+/// Of several that want to be alone, in whatever queue, one is after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn solitary_ones_do_not_wait_for_each_other() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let mut batches = Vec::new();
+    for queue in ["default", "other"] {
+        for _ in 0..2 {
+            batches.push(ledger.submit_block("noop", 1).await);
+            let solo = "UPDATE musterd.blocks SET crashes = 2, solo = true, queue = $1 WHERE NOT solo";
+            ledger.client.execute(solo, &[&queue]).await.unwrap();
+            let task = "INSERT INTO musterd.tasks (command, crashes, queue) VALUES ('noop', 2, $1)";
+            ledger.client.execute(task, &[&queue]).await.unwrap();
+        }
+    }
+    let config = "[queues.other]\nfibers = 2\n[claim]\npoll_interval = \"100ms\"";
+    let daemon = Daemon::builder(&db, config).start();
+    for batch in batches {
+        assert_eq!(ledger.end_of(batch, Duration::from_secs(60)).await, End::succeeded(1));
+    }
+    let ended = "SELECT count(*) FROM musterd.tasks WHERE crashes = 2 AND state = 'succeeded'";
+    eventually(Duration::from_secs(60), "the tasks have run", async || {
+        (ledger.number(ended).await == 4).then_some(())
+    })
+    .await;
+    drop(daemon);
+}
+
 /// Should the process die again, few are to blame.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_holds_one_suspect_at_a_time() {
@@ -137,4 +168,100 @@ async fn a_worker_holds_one_suspect_at_a_time() {
     assert_eq!(ledger.number("SELECT max(others)::bigint FROM public.company").await, 0);
     assert_eq!(ledger.number("SELECT count(*) FROM public.company").await, 6);
     drop(daemon);
+}
+
+/// A task that kills its process is found and failed; the tasks beside it only have to wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_kills_its_process_fails_alone() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let watch = "CREATE TABLE public.company (others bigint);
+         CREATE FUNCTION public.count_company() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             INSERT INTO public.company
+             SELECT (SELECT count(*) FROM musterd.tasks WHERE worker = NEW.worker AND id <> NEW.id)
+                  + (SELECT count(*) FROM musterd.blocks WHERE worker = NEW.worker);
+             RETURN NULL;
+         END $$;
+         CREATE TRIGGER company AFTER UPDATE OF alone_at ON musterd.tasks FOR EACH ROW
+             WHEN (NEW.alone_at IS NOT NULL) EXECUTE FUNCTION public.count_company()";
+    ledger.client.batch_execute(watch).await.unwrap();
+    let enqueue = "SELECT musterd.enqueue('killer', max_attempts => 1)";
+    let killer: i64 = ledger.client.query_one(enqueue, &[]).await.unwrap().get(0);
+    let beside = "SELECT count(musterd.enqueue('sleep')) FROM generate_series(1, 12)";
+    ledger.client.execute(beside, &[]).await.unwrap();
+    let batch = ledger.submit("sleep", 20).await;
+    let config = "[queues.default]\nfibers = 4\n[claim]\npoll_interval = \"100ms\"\n[liveness]\nmax_crashes = 2\n\
+         [handlers.killer]\nkind = \"builtin\"\nbuiltin = \"fail\"\nfailure = \"abort\"\nduration = \"200ms\"\n\
+         [handlers.sleep]\nduration = \"300ms\"";
+    let limit = Instant::now() + Duration::from_secs(120);
+    let state = "SELECT state::text, COALESCE(error, '') FROM musterd.tasks WHERE id = $1";
+    let mut deaths = 0;
+    let mut daemon = Daemon::builder(&db, config).log("info").start();
+    let end = loop {
+        assert!(Instant::now() < limit, "not over after {deaths} deaths");
+        let row = ledger.client.query_one(state, &[&killer]).await.unwrap();
+        if row.get::<_, String>(0) == "failed" {
+            break row;
+        }
+        if daemon.has_ended() {
+            deaths += 1;
+            // What a judge finds out within seconds.
+            let bury = "UPDATE musterd.workers SET state = 'dead', ended_at = clock_timestamp() WHERE state <> 'dead'";
+            ledger.client.execute(bury, &[]).await.unwrap();
+            daemon = Daemon::builder(&db, config).log("info").start();
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    // Once in company, once as the only suspect, twice alone.
+    assert_eq!(deaths, 4);
+    let error: String = end.get(1);
+    assert!(error.contains("died 2 times while it ran this task and nothing else"), "{error}");
+    assert_eq!(ledger.number("SELECT max(others) FROM public.company").await, 0, "it was not alone");
+    assert_eq!(ledger.end_of(batch, Duration::from_secs(60)).await, End::succeeded(20));
+    let others =
+        "SELECT count(*) FROM musterd.tasks WHERE command = 'sleep' AND state = 'succeeded' AND crashes <= 1";
+    eventually(Duration::from_secs(60), "the others have succeeded", async || {
+        // The batch of sleepers is one of them.
+        (ledger.number(others).await == 13).then_some(())
+    })
+    .await;
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait_exit(Duration::from_secs(60)).await.success());
+}
+
+/// Of tasks that a process died with a worker holds one; those that two died with are not for company at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_holds_one_suspect_task_at_a_time() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let client = session(&db).await;
+    let add = "INSERT INTO musterd.tasks (command, crashes) SELECT 'c', unnest('{2,1,1,2,0,0}'::int[])";
+    ledger.client.batch_execute(add).await.unwrap();
+    let claim = async |worker: &'static str, solo: bool| {
+        let tokens: Vec<Uuid> = (0..4).map(|_| Uuid::new_v4()).collect();
+        let wanted = WantedTasks {
+            queue: "default",
+            worker,
+            tokens: &tokens,
+            commands: &["c".to_owned()],
+            scope: Scope::Any,
+            ignore_priority: false,
+            behind_rows: None,
+        };
+        let claimed: Vec<tasks::Task> = match solo {
+            true => tasks::take_solo(&client, &wanted).await.unwrap().into_iter().collect(),
+            false => tasks::claim(&client, &wanted).await.unwrap(),
+        };
+        let mut ids: Vec<i64> = claimed.iter().map(|task| task.reference.id).collect();
+        ids.sort_unstable();
+        assert!(claimed.iter().all(|task| task.is_solo() == solo));
+        ids
+    };
+    assert_eq!(claim("one", false).await, [2, 5, 6]);
+    assert!(claim("one", false).await.is_empty(), "a second suspect");
+    assert_eq!(claim("other", false).await, [3]);
+    assert_eq!(claim("one", true).await, [1]);
+    assert!(claim("one", true).await.is_empty(), "a second solitary one");
+    assert_eq!(claim("other", true).await, [4]);
 }

@@ -50,3 +50,37 @@ async fn what_a_worker_holds_and_does_not_own_is_given_up() {
     .await;
     assert_eq!(metric(&daemon, "musterd_liveness_reconciled_total ").await, 1.0);
 }
+
+/// The same for tasks; and what is owned and held is left alone, however often it is looked at.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_task_is_freed_and_what_is_held_stays() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let daemon = Daemon::builder(&db, OFTEN).start();
+    daemon.wait_ready().await;
+    let worker = ledger.worker_of(&daemon).await;
+    ledger.submit_block("sleep", 2).await;
+    ledger.client.execute("SELECT musterd.enqueue('sleep')", &[]).await.unwrap();
+    let held = "SELECT (SELECT count(*) FROM musterd.blocks WHERE worker IS NOT NULL)
+                     + (SELECT count(*) FROM musterd.tasks WHERE worker IS NOT NULL)";
+    eventually(SOON, "a block and a task are held", async || (ledger.number(held).await == 2).then_some(()))
+        .await;
+    let tokens = "SELECT array_agg(token::text ORDER BY token) FROM (
+                      SELECT token FROM musterd.blocks UNION ALL SELECT token FROM musterd.tasks WHERE token IS NOT NULL) t";
+    let tokens = async || ledger.client.query_one(tokens, &[]).await.unwrap().get::<_, Vec<String>>(0);
+    let before = tokens().await;
+    // As if a claim had been committed whose reply never came, and whose tokens were forgotten.
+    let lose = "INSERT INTO musterd.tasks (command, state, worker, token, claimed_at)
+                VALUES ('noop', 'running', $1, gen_random_uuid(), now()) RETURNING id";
+    for freed in 1..=2 {
+        let lost: i64 = ledger.client.query_one(lose, &[&worker]).await.unwrap().get(0);
+        let ended = format!(
+            "SELECT count(*) FROM musterd.tasks WHERE id = {lost} AND state = 'succeeded' AND crashes = 0"
+        );
+        eventually(SOON, "the lost task has run", async || (ledger.number(&ended).await == 1).then_some(()))
+            .await;
+        assert_eq!(metric(&daemon, "musterd_liveness_reconciled_total ").await, f64::from(freed));
+    }
+    assert_eq!(tokens().await, before);
+    assert_eq!(metric(&daemon, "musterd_fenced_total ").await, 0.0);
+}

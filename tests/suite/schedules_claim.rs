@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 
 use crate::suite::support::database::TestDb;
 use crate::suite::support::ledger::{
-    backend, carve, closing_with_retry, lines, session, success, take, write, written,
+    backend, carve, closing_with_retry, lines, session, success, take, take_solo, write, written,
 };
 use crate::suite::support::wait::within;
 use crate::suite::support::worker::{PATIENCE, ask, submit};
@@ -169,4 +169,30 @@ async fn a_free_block_is_taken_by_one() {
     let all: BTreeSet<_> = taken_first.iter().chain(&taken_second).map(|block| block.first).collect();
     assert_eq!(all.len(), 8);
     assert_eq!(lines(&take(&second, 8).await), []);
+}
+
+/// A claim is lost with the server's last moments, unless it is for work that may be what ends them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_is_waited_for_only_when_its_work_is_done_in_the_server() {
+    let db = TestDb::new().await;
+    let (client, worker) = (db.client().await, session(&db).await);
+    for (command, mode) in [("work", "off"), ("sql", "on")] {
+        submit(&client, command, 3, "").await;
+        for kind in ["fresh", "free", "solo"] {
+            worker.batch_execute("BEGIN").await.unwrap();
+            let claimed = match kind {
+                "fresh" => carve(&worker, 1, 3).await,
+                "free" => take(&worker, 1).await,
+                _ => take_solo(&worker).await,
+            };
+            assert_eq!(lines(&claimed), [(1, 3)], "{kind}");
+            let shown = worker.query_one("SHOW synchronous_commit", &[]).await.unwrap();
+            assert_eq!(shown.get::<_, String>(0), mode, "{command}, {kind}");
+            worker.batch_execute("COMMIT").await.unwrap();
+            let free = "UPDATE musterd.blocks SET worker = NULL, token = NULL, available_at = now(),
+                               crashes = CASE $1 WHEN 'free' THEN 2 ELSE 0 END, solo = $1 = 'free'";
+            client.execute(free, &[&kind]).await.unwrap();
+        }
+        client.batch_execute("DELETE FROM musterd.blocks").await.unwrap();
+    }
 }

@@ -197,8 +197,10 @@ async fn the_first_failure_aborts_the_siblings_when_the_parent_asked_for_it() {
 async fn a_running_task_is_cancelled_by_its_abort_and_by_its_timeout() {
     let db = TestDb::new().await;
     let client = db.client().await;
+    // Nobody but the abort itself tells the only fiber to let go.
     let toml = format!(
-        "{QUICK}[handlers.long]\nkind = \"builtin\"\nbuiltin = \"sleep\"\nduration = \"1h\"\n[queues.default]\nfibers = 1\n"
+        "{QUICK}[handlers.long]\nkind = \"builtin\"\nbuiltin = \"sleep\"\nduration = \"1h\"\n[queues.default]\nfibers = 1\n\
+         [liveness]\nreconcile_interval = \"1h\"\n"
     );
     let daemon = Daemon::builder(&db, &toml).start();
     let id = number(&client, "SELECT musterd.enqueue('long')").await;

@@ -172,6 +172,54 @@ async fn an_end_that_comes_first_stands_and_an_abort_that_comes_first_refuses_it
     assert_eq!(number(&db.client().await, made).await, 0);
 }
 
+/// S2: it was judged dead, its task was freed and claimed again, and now it comes with what it has done.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_of_an_earlier_holder_is_refused() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = task(&db, "state", "'running'").await;
+    let children = r#"'[{"command": "child"}]'"#;
+    let late = finish_with(id, "succeeded", children, r#"'[{"command": "uncle"}]'"#)
+        .replace(&token(id), &token(4711));
+    assert!(texts(&client, &late).await.is_empty(), "refused");
+    let held = format!("SELECT state, token FROM musterd.tasks WHERE id = {id}");
+    assert_eq!(text(&client, &held).await, format!("running|{}", token(id)));
+    assert_eq!(number(&client, "SELECT count(*) FROM musterd.tasks").await, 1, "nothing was spawned");
+    assert_eq!(text(&client, &finish(id, "failed")).await, "failed", "its holder's word counts");
+}
+
+/// S10: its handler has not returned yet, and may have more children.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parent_that_still_runs_does_not_end_with_its_children() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let parent = task(&db, "state", "'running'").await;
+    task(&db, "state, parent_id", &format!("'succeeded', {parent}")).await;
+    let uncle = number(&client, &format!("SELECT musterd.enqueue_after('c', '{{}}', ARRAY[{parent}])")).await;
+    assert_eq!(text(&client, &complete(parent)).await, "open");
+    assert_eq!((state(&db, parent).await, state(&db, uncle).await), ("running".into(), "scheduled".into()));
+    assert_eq!(text(&client, &finish(parent, "succeeded")).await, "waiting");
+    assert_eq!(text(&client, &complete(parent)).await, "completed");
+    assert_eq!((state(&db, parent).await, state(&db, uncle).await), ("succeeded".into(), "queued".into()));
+}
+
+/// S12: a child's uncle is its parent's sibling, and waits for the whole scope.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_uncle_that_a_child_asks_for_waits_for_the_scope() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (parent, children) = family(&db, "wait", &["running", "running"]).await;
+    let asking = finish_with(children[0], "succeeded", "NULL", r#"'[{"command": "uncle"}]'"#);
+    assert_eq!(text(&client, &asking).await, "succeeded");
+    let uncle = number(&client, "SELECT id FROM musterd.tasks WHERE command = 'uncle'").await;
+    assert_eq!(text(&client, &complete(parent)).await, "open");
+    assert_eq!(state(&db, uncle).await, "scheduled");
+    assert_eq!(text(&client, &finish(children[1], "failed")).await, "failed");
+    assert_eq!(state(&db, uncle).await, "scheduled", "the last child has ended, the scope has not");
+    assert_eq!(text(&client, &complete(parent)).await, "completed");
+    assert_eq!(state(&db, uncle).await, "queued");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outcome_that_reaches_for_the_parent_takes_it_before_the_child() {
     for (spawn, after) in [(r#"'[{"command": "sibling"}]'"#, "NULL"), ("NULL", r#"'[{"command": "uncle"}]'"#)]
@@ -268,6 +316,15 @@ async fn whoever_only_says_that_it_runs_a_task_is_made_to_wait_like_all_others()
     schedule.blocks("b", &format!("SELECT musterd.spawn('c', '{{}}', {parent})")).await;
     schedule.run("a", "COMMIT").await;
     assert_eq!(schedule.resumes("b").await.sqlstate(), "23514");
+    schedule.run("b", "ROLLBACK").await;
+
+    // It runs, and somebody else has it.
+    let running = task(&db, "state", "'running'").await;
+    schedule.run("b", &in_the_attempt_of(running).replace(&token(running), &token(4711))).await;
+    schedule.run("b", &format!("SELECT musterd.spawn('c', '{{}}', {running})")).await.rows();
+    schedule.blocks("a", &finish(running, "succeeded")).await;
+    schedule.run("b", "COMMIT").await;
+    assert_eq!(schedule.resumes("a").await.rows(), ["waiting"], "for the child that came first");
 }
 
 /// Sessions that claim, finish, spawn siblings and uncles, abort and complete without any order between them.

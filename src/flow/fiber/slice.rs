@@ -19,6 +19,11 @@ impl Work<'_> {
             traceparent: self.facts.traceparent.as_deref(),
         };
         let (handler, cancel, now) = (&*self.entry.handler, self.cancel, &self.bench.now);
+        tokio::select! {
+            biased;
+            end = interrupted(cancel, now) => return Some(end),
+            () = self.bench.lease.valid() => {}
+        }
         let mut work = handler::run_block(handler, call, rows);
         let mut open: HashSet<i32> = rows.iter().map(|row| row.line).collect();
         let end = loop {

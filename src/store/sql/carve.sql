@@ -2,7 +2,7 @@
 --
 -- $1 queue, $2 worker, $3 tokens, $4 commands, $5 the most lines of a block by command, $6 the fewest worth a block by
 -- command, $7 fibers of the queue, $8 the scope a structured queue works on (null: any), $9 commands of tasks that go before rows
--- of a worse priority (null: none do).
+-- of a worse priority (null: none do), $10 commands whose claims are to be durable.
 --
 -- The batches are those of the best priority, in turn; the tokens go round them, so that all advance by the same number of
 -- blocks. A block has at most its share of what remains, so that the end of a batch is not one long block.
@@ -49,4 +49,6 @@ SELECT c.id, c.first + t.n * c.size, LEAST(c.first + (t.n + 1) * c.size - 1, c.l
        SELECT g.token, ((g.j - 1) / c.m)::int AS n
          FROM pg_catalog.unnest($3::uuid[]) WITH ORDINALITY g (token, j)
         WHERE (g.j - 1) % c.m = c.i) t ON c.first + t.n * c.size <= c.last
-RETURNING id, token, batch_id, first_line, last_line, lines, command, attempt, solo
+RETURNING id, token, batch_id, first_line, last_line, lines, command, attempt, solo,
+          -- A function that crashes the server must not take its own claim with it, and run for ever.
+          CASE WHEN command = ANY ($10::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

@@ -1,7 +1,8 @@
 -- Take free blocks that are due: retries, given back, recovered.
 --
 -- $1 queue, $2 worker, $3 tokens, $4 commands, $5 the scope a structured queue works on (null: any), $6 commands of tasks that go
--- before rows of a worse priority (null: none do). The batch is asked as well: a retry may have been written beside a hold.
+-- before rows of a worse priority (null: none do), $7 commands whose claims are to be durable. The batch is asked as well: a retry
+-- may have been written beside a hold.
 --
 -- Of the suspects (blocks some process died with) a worker holds one at a time: should it die again, few are to blame.
 WITH s AS MATERIALIZED (
@@ -46,4 +47,5 @@ UPDATE musterd.blocks x
   FROM chosen d
   JOIN pg_catalog.unnest($3::uuid[]) WITH ORDINALITY t (token, n) USING (n)
  WHERE x.id = d.id
-RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo
+RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo,
+          CASE WHEN x.command = ANY ($7::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

@@ -1,6 +1,6 @@
 -- Take one block that must run with nothing else in its process. Its holder waits until it is alone before it starts.
 --
--- $1 queue, $2 worker, $3 token, $4 commands.
+-- $1 queue, $2 worker, $3 token, $4 commands, $5 commands whose claims are to be durable.
 WITH s AS MATERIALIZED (
     SELECT pg_catalog.set_config('synchronous_commit', 'off', true)),
 due AS MATERIALIZED (
@@ -18,4 +18,5 @@ UPDATE musterd.blocks x
    SET worker = $2, token = $3, claimed_at = pg_catalog.now()
   FROM due d
  WHERE x.id = d.id
-RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo
+RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo,
+          CASE WHEN x.command = ANY ($5::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

@@ -189,3 +189,26 @@ async fn a_lost_reply_to_commit_repeats_no_effect() {
     let effects: i64 = client.query_one("SELECT count(*) FROM app.effects", &[]).await.unwrap().get(0);
     assert_eq!(effects, 3);
 }
+
+/// A function that crashes the server must find its claim again afterwards, or nobody counts how often it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_for_a_function_is_committed_before_it_runs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute(FUNCTION).await.unwrap();
+    let note = "CREATE TABLE app.claims (command text, mode text);
+        CREATE FUNCTION app.note() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN INSERT INTO app.claims VALUES (NEW.command, current_setting('synchronous_commit')); RETURN NULL; END $$;
+        CREATE TRIGGER note AFTER INSERT ON musterd.blocks FOR EACH ROW
+            WHEN (NEW.worker IS NOT NULL) EXECUTE FUNCTION app.note();";
+    client.batch_execute(note).await.unwrap();
+    let daemon = Daemon::builder(&db, &format!("{QUICK}{HANDLER}")).start();
+    daemon.wait_ready().await;
+    for command in ["noop", "work"] {
+        let batch = submit_rows(&client, command, &serde_json::json!([{ "n": 1 }])).await;
+        all_succeeded(&ended(&client, batch).await, 1);
+    }
+    let claims = client.query("SELECT DISTINCT command, mode FROM app.claims ORDER BY 1", &[]).await.unwrap();
+    let claims: Vec<(String, String)> = claims.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(claims, [("noop".into(), "off".into()), ("work".into(), "on".into())]);
+}

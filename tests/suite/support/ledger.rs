@@ -19,33 +19,48 @@ pub(crate) async fn session(db: &TestDb) -> Object {
     store(db).general.get().await.unwrap()
 }
 
+/// The kinds of claim.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Fresh,
+    Free,
+    Solo,
+}
+
 /// What a worker with `fibers` idle fibers wants of the default queue; blocks have `size` lines.
-async fn claim(client: &Object, count: usize, size: i32, fresh: bool) -> Vec<Block> {
+async fn claim(client: &Object, count: usize, size: i32, kind: Kind) -> Vec<Block> {
     let tokens: Vec<Uuid> = (0..count).map(|_| Uuid::new_v4()).collect();
     let wanted = Wanted {
         queue: "default",
         worker: "test",
         tokens: &tokens,
-        commands: &["work".to_owned()],
-        sizes: &[Size { most: size, least: size }],
+        commands: &["work".to_owned(), "sql".to_owned()],
+        durable: &["sql".to_owned()],
+        sizes: &[Size { most: size, least: size }; 2],
         fibers: 1,
         scope: Scope::Any,
         behind_tasks: None,
     };
-    match fresh {
-        true => blocks::carve(client, &wanted, Priorities::Best).await.unwrap(),
-        false => blocks::take(client, &wanted, Priorities::Best).await.unwrap(),
+    match kind {
+        Kind::Fresh => blocks::carve(client, &wanted, Priorities::Best).await.unwrap(),
+        Kind::Free => blocks::take(client, &wanted, Priorities::Best).await.unwrap(),
+        Kind::Solo => blocks::take_solo(client, &wanted).await.unwrap().into_iter().collect(),
     }
 }
 
 /// Carves `count` fresh blocks of `size` lines.
 pub(crate) async fn carve(client: &Object, count: usize, size: i32) -> Vec<Block> {
-    claim(client, count, size, true).await
+    claim(client, count, size, Kind::Fresh).await
 }
 
 /// Takes up to `count` free blocks.
 pub(crate) async fn take(client: &Object, count: usize) -> Vec<Block> {
-    claim(client, count, 1, false).await
+    claim(client, count, 1, Kind::Free).await
+}
+
+/// Takes a block that is to run alone.
+pub(crate) async fn take_solo(client: &Object) -> Vec<Block> {
+    claim(client, 1, 1, Kind::Solo).await
 }
 
 pub(crate) fn lines(blocks: &[Block]) -> Vec<(i32, i32)> {
