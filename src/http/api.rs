@@ -193,7 +193,7 @@ pub(super) fn router(api: Option<Api>) -> Router {
         .layer(middleware::from_fn_with_state(api.clone(), guard::guard))
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(panicked))
         .with_state(api);
-    Router::new().nest("/v1", v1)
+    Router::new().nest("/v1", v1).fallback(async || Problem::not_found("such path"))
 }
 
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
