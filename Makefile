@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test fmt lint check check-docs check-deploy build release setup setup-test bench bench-batcher bench-handlers test-families test-outputs clean
+.PHONY: help run dev test test-families test-outputs test-upload fmt lint check check-api check-docs check-deploy build release setup setup-test bench bench-batcher bench-handlers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,13 @@ test: setup-test ## Everything CI asks for: format, lints, tests, dependency pol
 	@scripts/step.sh --needs deny "licences and bans" $(CARGO) deny --offline --log-level error check bans licenses sources
 	@scripts/step.sh --needs shellcheck "shell scripts" shellcheck $(SHELL_SCRIPTS)
 	@scripts/step.sh "documents" $(MAKE) --no-print-directory check-docs
+
+check-api: setup-test ## Try the HTTP API against its own description with Schemathesis (one of the tests)
+	@$(CARGO) test --locked --all-features --test suite -- --nocapture api::schema
+
+# Minutes, and a figure at its end; a smaller version is among the tests.
+test-upload: setup-test ## Upload 1,000,000 rows to the HTTP API and measure the daemon's memory
+	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture a_million_rows
 
 # Minutes, and a figure at its end; a smaller version is among the tests.
 test-families: setup-test ## Run 10,000 parents with 8 children each on three replicas, and count every end
@@ -70,9 +77,9 @@ bench-batcher: setup ## Measure fifty writers on one parent row, with and withou
 setup: ## Install what running needs (PostgreSQL, a linker), or say what to install
 	@scripts/setup.sh rust cc postgres
 
-setup-test: ## Install what the tests need as well (Redis, cargo-deny, shellcheck, the drivers of the examples)
+setup-test: ## Install what the tests need as well (Redis, cargo-deny, shellcheck, Schemathesis, the drivers of the examples)
 	@scripts/setup.sh rust rust-lints cc postgres redis
-	@scripts/setup.sh deny shellcheck python node python-driver node-driver || :
+	@scripts/setup.sh deny shellcheck curl python node python-driver node-driver schemathesis || :
 # Those of other platforms too: a build skips them, the dependency policy reads them, offline.
 	@$(CARGO) fetch --locked --quiet
 

@@ -11,6 +11,8 @@ CARGO_DENY=0.20.2
 PSYCOPG=3.2.13
 NODE_PG=8.16.3
 DRIVERS=${0%/*}/../target/example-drivers
+API_TESTER=${0%/*}/../target/schemathesis
+API_TESTER_NEEDS=${0%/*}/../tests/schemathesis/requirements.txt
 POLICY=/usr/sbin/policy-rc.d
 POLICY_SAVED=$POLICY.before-musterd
 NO_CLUSTER=/etc/postgresql-common/createcluster.d/musterd-setup.conf
@@ -56,12 +58,14 @@ has() {
         postgres) has_postgres ;;
         redis) command -v redis-server >/dev/null ;;
         shellcheck) command -v shellcheck >/dev/null ;;
+        curl) command -v curl >/dev/null ;;
         python) python3 -m pip --version >/dev/null 2>&1 ;;
         node) command -v node >/dev/null && command -v npm >/dev/null ;;
         python-driver) [ -d "$DRIVERS/python/psycopg" ] ;;
         node-driver) [ -d "$DRIVERS/node/node_modules/pg" ] ;;
+        schemathesis) cmp -s "$API_TESTER_NEEDS" "$API_TESTER/requirements.txt" ;;
         deny) command -v cargo-deny >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ] ;;
-        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, shellcheck, deny, python, node, python-driver, node-driver)"; exit 2 ;;
+        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis)"; exit 2 ;;
     esac
 }
 
@@ -178,6 +182,7 @@ by_hand() {
         postgres) by_manager "PostgreSQL $OLDEST_POSTGRES or later (initdb and postgres)" postgres ;;
         python-driver) say "psycopg $PSYCOPG is missing: python3 -m pip install --target target/example-drivers/python 'psycopg[binary]==$PSYCOPG'" ;;
         node-driver) say "node-postgres $NODE_PG is missing: npm install --prefix target/example-drivers/node pg@$NODE_PG" ;;
+        schemathesis) say "Schemathesis is missing: python3 -m pip install --target target/schemathesis -r tests/schemathesis/requirements.txt, then copy that file there" ;;
         *) by_manager "$1" "$1" ;;
     esac
 }
@@ -222,6 +227,18 @@ install_node_driver() {
     fi
 }
 
+# In a place of its own, for it brings some thirty packages. The list is copied last: it says that all of it is there.
+install_schemathesis() {
+    if has python; then
+        say "fetching Schemathesis"
+        rm -rf "$API_TESTER"
+        if python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --only-binary :all: \
+            --target "$API_TESTER" -r "$API_TESTER_NEEDS" >&2; then
+            cp "$API_TESTER_NEEDS" "$API_TESTER/requirements.txt"
+        fi
+    fi
+}
+
 missing_of() { for need in "$@"; do has "$need" || echo "$need"; done; }
 
 main() {
@@ -239,7 +256,7 @@ main() {
     wanted=
     for need in "$@"; do
         case $need in
-            rust | rust-lints | deny | python-driver | node-driver) ;;
+            rust | rust-lints | deny | python-driver | node-driver | schemathesis) ;;
             *) wanted="$wanted $(packages_of "${tool:-none}" "$need")" ;;
         esac
     done
@@ -253,6 +270,7 @@ main() {
             deny) install_deny ;;
             python-driver) install_python_driver ;;
             node-driver) install_node_driver ;;
+            schemathesis) install_schemathesis ;;
         esac
     done
 

@@ -246,7 +246,7 @@ impl Config {
             completion,
             shutdown,
             outputs,
-            http: _,
+            http,
             log,
             queues,
             retry,
@@ -264,6 +264,7 @@ impl Config {
         for (key, problem) in outputs.check() {
             problems.error(key, problem);
         }
+        http.check(problems);
         log.check(problems);
         retry.check(problems);
         submit.check(problems);

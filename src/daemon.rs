@@ -10,6 +10,7 @@ use crate::{
         complete::{self, Checks, Completer},
         fiber::{Bench, FactsCache},
         held::Held,
+        input::Limits,
         outputs::Uploader,
         pace::Pace,
         rivals,
@@ -97,6 +98,7 @@ pub struct Daemon {
     health: Health,
     metrics: Metrics,
     port: http::Port,
+    api: http::Api,
     roll: Option<Roll>,
 }
 
@@ -109,7 +111,7 @@ impl Daemon {
         health.unready(STARTING, "starting");
         let port = http::bind(&config.http).await?;
         let never = CancellationToken::new();
-        let serving = http::serve(port.clone(), health.clone(), metrics.clone(), never);
+        let serving = http::serve(port.clone(), health.clone(), metrics.clone(), None, never);
         let starting = Self::start(config, handlers, port, health, metrics);
         tokio::select! {
             started = starting => started,
@@ -126,6 +128,8 @@ impl Daemon {
     ) -> Result<Self, DaemonError> {
         let store = Store::open(&config.database)?;
         let objects = objects::Store::open(&config.outputs)?;
+        let limits = Limits { max_row_bytes: config.submit.max_row_bytes };
+        let api = http::Api::open(&config.http, &config.database, limits, objects.clone(), port.address())?;
         let worker = WorkerId::new();
         let client = store.direct.open("musterd start").await?;
         migrate::check(&client).await?;
@@ -139,7 +143,7 @@ impl Daemon {
             liveness::Backend::Postgres => None,
         };
         let identity = Identity::new(worker);
-        Ok(Self { config, handlers, identity, lease, store, objects, health, metrics, port, roll })
+        Ok(Self { config, handlers, identity, lease, store, objects, health, metrics, port, api, roll })
     }
 
     /// Where the HTTP port is, also when the configuration asked for any.
@@ -285,9 +289,9 @@ impl Daemon {
         add_sweep(&mut supervisor, &self.store, &self.config.completion, checks.clone());
         self.add_upkeep(&mut supervisor, &session, &held, checks, watch);
         self.add_heartbeat(&mut supervisor, session, held, stop);
-        let (port, health, metrics) = (self.port, self.health, self.metrics);
+        let (port, health, metrics, api) = (self.port, self.health, self.metrics, self.api);
         supervisor.once("http", Stage::Http, |stop| async move {
-            Ok(http::serve(port, health, metrics, stop).await?)
+            Ok(http::serve(port, health, metrics, Some(api), stop).await?)
         });
         supervisor
     }

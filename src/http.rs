@@ -1,15 +1,20 @@
-//! The HTTP port: health for Kubernetes now, metrics and the API beside it.
+//! The HTTP port: health for Kubernetes, metrics, and the API beside them.
 
-use crate::{metrics::Metrics, supervisor::Health};
+mod api;
+
+pub use api::Api;
+
+use crate::{config::Problems, metrics::Metrics, supervisor::Health};
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{State, connect_info::Connected},
     http::{StatusCode, header},
     response::IntoResponse,
     routing::get,
+    serve::IncomingStream,
 };
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -19,11 +24,66 @@ use tokio_util::sync::CancellationToken;
 pub struct Config {
     /// Address and port; port 0 takes a free one and logs it.
     pub listen: SocketAddr,
+    /// Tokens that may read: one a line, or a directory of files with one each. Read again when they change.
+    pub read_tokens_file: Option<PathBuf>,
+    /// Tokens that may do everything.
+    pub write_tokens_file: Option<PathBuf>,
+    /// Requests a second of one client to the API, with a burst of two seconds' worth; 0 for no limit.
+    pub rate_limit: u32,
+    /// The largest body of a request to the API that is no upload of rows.
+    pub max_body_bytes: usize,
+    /// A body that sends nothing for so long is given up.
+    #[serde(with = "humantime_serde")]
+    pub body_timeout: Duration,
+    /// An upload of rows that takes longer is given up.
+    #[serde(with = "humantime_serde")]
+    pub upload_timeout: Duration,
+    /// Connections of the API for short questions, beside `database.max_connections`; opened when it is asked.
+    pub connections: NonZeroU32,
+    /// Uploads, exports and downloads at a time; uploads and exports have a connection each, beside the others.
+    pub max_streams: NonZeroU32,
+    /// Clients that follow a batch at a time.
+    pub max_followers: NonZeroU32,
+}
+
+/// A JSON body is in memory whole, and so is its parsed form.
+const LARGEST_BODY: usize = 128 << 20;
+
+impl Config {
+    pub(crate) fn check(&self, problems: &mut Problems) {
+        problems.unless(
+            (1..=LARGEST_BODY).contains(&self.max_body_bytes),
+            "http.max_body_bytes",
+            format!("must be between 1 and {LARGEST_BODY}"),
+        );
+        for (key, limit) in
+            [("http.body_timeout", self.body_timeout), ("http.upload_timeout", self.upload_timeout)]
+        {
+            problems.unless(!limit.is_zero(), key, "must be above zero, or nothing can be sent");
+        }
+        for (key, many) in
+            [("http.max_streams", self.max_streams), ("http.max_followers", self.max_followers)]
+        {
+            problems.unless(many.get() <= 100_000, key, "must be at most 100000");
+        }
+    }
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9464)) }
+        let few = |count| NonZeroU32::new(count).unwrap_or(NonZeroU32::MIN);
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 9464)),
+            read_tokens_file: None,
+            write_tokens_file: None,
+            rate_limit: 100,
+            max_body_bytes: 1 << 20,
+            body_timeout: Duration::from_secs(30),
+            upload_timeout: Duration::from_secs(3600),
+            connections: few(4),
+            max_streams: few(4),
+            max_followers: few(100),
+        }
     }
 }
 
@@ -71,14 +131,25 @@ impl axum::serve::Listener for Port {
     }
 }
 
+/// Where a request comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(SocketAddr);
+
+impl Connected<IncomingStream<'_, Port>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Port>) -> Self {
+        Self(*stream.remote_addr())
+    }
+}
+
 /// After `stop`, how long requests that have begun may take to end.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Answers until `stop`.
+/// Answers until `stop`. The API is not there yet while the daemon starts.
 pub async fn serve(
     port: Port,
     health: Health,
     metrics: Metrics,
+    api: Option<Api>,
     stop: CancellationToken,
 ) -> Result<(), HttpError> {
     let app = Router::new()
@@ -90,10 +161,14 @@ pub async fn serve(
             Duration::from_secs(10),
         ))
         .layer(tower_http::limit::RequestBodyLimitLayer::new(64 * 1024))
-        .with_state(Shared { health, metrics });
+        .with_state(Shared { health, metrics })
+        // After the layers: uploads are larger and take longer.
+        .merge(api::router(api.clone()));
+    let app = app.into_make_service_with_connect_info::<Peer>();
     let serving = axum::serve(port, app).with_graceful_shutdown(stop.clone().cancelled_owned());
     let patience = async {
         stop.cancelled().await;
+        api.iter().for_each(Api::stop);
         tokio::time::sleep(LINGER).await;
     };
     // A caller who sends half a request and waits must not decide when the daemon ends.

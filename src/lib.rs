@@ -14,6 +14,7 @@ pub mod json;
 pub mod metrics;
 pub mod periodic;
 pub mod queue;
+pub mod traceparent;
 pub mod worker_id;
 
 // Doors: the only files that touch the outside.

@@ -11,6 +11,7 @@ pub mod listen;
 pub mod listing;
 pub mod migrate;
 pub mod outputs;
+pub mod page;
 mod pools;
 pub mod queues;
 pub mod rates;
@@ -21,7 +22,7 @@ pub mod submissions;
 pub mod tasks;
 pub mod workers;
 
-pub use pools::{LEAST_CONNECTIONS, LONGEST_BACKOFF, OpenError, Store, UPLOADS};
+pub use pools::{ApiPools, LEAST_CONNECTIONS, LONGEST_BACKOFF, OpenError, Store, UPLOADS};
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -5,6 +5,7 @@ mod suite {
     mod support;
 
     mod alive;
+    mod api;
     mod batch_cli;
     mod cli_config;
     mod cli_doctor;

@@ -15,6 +15,7 @@ use musterd::{
     },
     json::Json,
     queue,
+    traceparent::Traceparent,
 };
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,9 @@ pub(super) struct Submit {
     /// A command to enqueue once the batch is over.
     #[arg(long, value_name = "COMMAND", value_parser = name)]
     on_done: Option<String>,
+    /// The W3C trace context to hand on to the handlers; what is none is left out.
+    #[arg(long, value_name = "TRACE", env = "TRACEPARENT", hide_env_values = true)]
+    traceparent: Option<String>,
     /// Follow the batch to its end; exit code 1 unless it succeeded.
     #[arg(long, conflicts_with = "dry_run")]
     wait: bool,
@@ -123,6 +127,7 @@ impl Submit {
             max_failed: self.max_failed,
             on_done: self.on_done.clone(),
             on_budget: self.on_budget,
+            traceparent: self.traceparent.as_deref().and_then(Traceparent::parse),
         }
     }
 

@@ -9,6 +9,7 @@ use musterd::{
         connect::OneShot,
         tasks::{self, Filter, NewTask, Shown, Steer},
     },
+    traceparent::Traceparent,
 };
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,9 @@ pub(super) struct Enqueue {
     /// When one of its children fails: wait for the others, or abort them.
     #[arg(long, value_name = "HOW", default_value = "wait", value_parser = ["wait", "abort_siblings"])]
     on_child_failure: String,
+    /// The W3C trace context to hand on to the handler; what is none is left out.
+    #[arg(long, value_name = "TRACE", env = "TRACEPARENT", hide_env_values = true)]
+    traceparent: Option<String>,
     /// Follow the task to its end; exit code 1 unless it succeeded.
     #[arg(long)]
     wait: bool,
@@ -84,6 +88,7 @@ impl Enqueue {
             idempotency_key: self.idempotency_key,
             after: self.after,
             on_child_failure: self.on_child_failure,
+            traceparent: self.traceparent.as_deref().and_then(Traceparent::parse),
         };
         let id = tasks::enqueue(&*client, &task).await.map_err(in_words)?;
         if self.wait {
@@ -181,7 +186,7 @@ impl List {
             before: self.before,
             limit: self.limit,
         };
-        let found = tasks::list(&**client, &filter).await?;
+        let found = tasks::list(&**client, &filter, usize::MAX).await?.items;
         if global.json {
             screen::json(&found)?;
             return Ok(Exit::Done);

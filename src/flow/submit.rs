@@ -9,7 +9,7 @@ mod exported;
 pub use exported::{ADDED, WHOLE};
 
 use super::input::{Format, InputError, Limits, Reader};
-use crate::{config::Problems, json::Json, store::submissions};
+use crate::{config::Problems, json::Json, store::submissions, traceparent::Traceparent};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -65,6 +65,8 @@ pub struct Order {
     pub max_failed: MaxFailed,
     pub on_done: Option<String>,
     pub on_budget: Option<OnBudget>,
+    /// Handed on to the handlers; not part of what makes two requests the same.
+    pub traceparent: Option<Traceparent>,
 }
 
 /// What to do as soon as more rows have failed than a batch allows.

@@ -1,9 +1,9 @@
 //! What people page through: batches, and the rows of one. By key, never by offset, and never by a scan.
 
-use super::batches::Progress;
+use super::{batches::Progress, page};
 use crate::json::Json;
 use serde::Serialize;
-use tokio_postgres::{Client, Error, Row};
+use tokio_postgres::{Client, Error, Row, types::ToSql};
 
 /// Which batches.
 #[derive(Clone, Debug, Default)]
@@ -77,6 +77,12 @@ impl RowView {
             finished_at: row.get("finished_at"),
         }
     }
+
+    /// Roughly what it takes in memory.
+    fn weight(&self) -> usize {
+        let error = self.error.as_ref().map_or(0, String::len);
+        self.input.len() + self.result.as_ref().map_or(0, Json::len) + error
+    }
 }
 
 /// Lines have no gaps, so a page of all rows is a range of them.
@@ -117,14 +123,23 @@ const ABORTED: &str = "SELECT i.line, 'aborted' AS state, NULL::int AS attempt, 
        AND EXISTS (SELECT FROM musterd.batches b WHERE b.id = $1 AND b.summarized_at IS NOT NULL)
      ORDER BY i.line LIMIT $3";
 
-/// Rows from line `from` on, in order, at most `limit`.
+/// A page of rows, and the line with which the next one begins.
+#[derive(Clone, Debug, Serialize)]
+pub struct RowPage {
+    pub batch: i64,
+    pub rows: Vec<RowView>,
+    pub next_from: Option<i32>,
+}
+
+/// Rows from line `from` on, in order: at most `limit`, and at most `most_bytes` of payloads (but one row at least).
 pub async fn rows(
     client: &Client,
     batch: i64,
     which: Which,
     from: i32,
     limit: i64,
-) -> Result<Vec<RowView>, Error> {
+    most_bytes: usize,
+) -> Result<RowPage, Error> {
     let sql = match which {
         Which::All => ALL,
         Which::Queued => QUEUED,
@@ -133,6 +148,10 @@ pub async fn rows(
         Which::Failed => FAILED,
         Which::Aborted => ABORTED,
     };
-    let rows = client.query(sql, &[&batch, &from, &limit]).await?;
-    Ok(rows.iter().map(RowView::read).collect())
+    let parameters: [&(dyn ToSql + Sync); 3] = [&batch, &from, &limit];
+    let found = client.query_raw(sql, parameters).await?;
+    let page = page::gather(found, most_bytes, RowView::read, RowView::weight).await?;
+    let is_full = page.is_cut || page.items.len() as i64 == limit;
+    let next_from = page.items.last().filter(|_| is_full).and_then(|last| last.line.checked_add(1));
+    Ok(RowPage { batch, rows: page.items, next_from })
 }

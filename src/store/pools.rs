@@ -31,6 +31,27 @@ pub struct Store {
     pub direct: Target,
 }
 
+/// The connections of the HTTP API, beside the others: whatever is asked of it, the work goes on. Opened when needed.
+#[derive(Clone, Debug)]
+pub struct ApiPools {
+    /// For a question and its answer.
+    pub asks: Pool,
+    /// For uploads and exports, which take as long as their client does.
+    pub streams: Pool,
+}
+
+impl ApiPools {
+    pub fn open(config: &Config, asks: NonZeroU32, streams: NonZeroU32) -> Result<Self, OpenError> {
+        let target = config.target()?;
+        let usual = config.session();
+        let patient = usual.map(|usual| SessionSettings { statement_timeout: Duration::ZERO, ..usual });
+        Ok(Self {
+            asks: target.pool(asks, "musterd api", usual)?,
+            streams: target.pool(streams, "musterd api", patient)?,
+        })
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("database.url: {0}")]

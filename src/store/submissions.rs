@@ -1,6 +1,7 @@
 //! Batches coming in: an id, the rows by COPY, then task and batch, in one transaction.
 
 use crate::flow::submit::{Appended, MaxFailed, OnBudget, Order, SubmitError, Submitted};
+use crate::traceparent::Traceparent;
 use bytes::Bytes;
 use futures::{SinkExt, pin_mut};
 use tokio::sync::mpsc;
@@ -78,9 +79,7 @@ pub async fn copy_in(
         .await
         .map_err(failed("begin the submission"))?;
     let copied = copy(&transaction, "musterd.rows", chunks).await;
-    // A bad row is the better explanation when the copy broke off because of it.
-    let (rows, hash) = finish.await?;
-    copied?;
+    let (rows, hash) = better_reason(finish.await, copied)?;
     let opened = open(&transaction, id, order, rows, &hash).await?;
     if opened == id {
         transaction.commit().await.map_err(failed("commit the submission"))?;
@@ -109,14 +108,26 @@ pub async fn copy_onto(
         .map_err(failed("begin the append"))?;
     transaction.batch_execute(STAGE).await.map_err(failed("stage rows"))?;
     let copied = copy(&transaction, "pg_temp.musterd_append", chunks).await;
-    let added = finish.await?;
-    copied?;
+    let added = better_reason(finish.await, copied)?;
     let row = transaction
         .query_one("SELECT musterd.extend_batch($1, 'pg_temp.musterd_append'::pg_catalog.regclass)", &[&id])
         .await
         .map_err(failed("add rows to the batch"))?;
     transaction.commit().await.map_err(failed("commit the append"))?;
     Ok(Appended { id, added, rows: row.get(0) })
+}
+
+/// What was read, or why there is nothing to submit. A bad row explains why the copy broke off; a copy that broke off
+/// by itself explains why nobody wanted to hear of the rest.
+fn better_reason<T>(
+    read: Result<T, SubmitError>,
+    copied: Result<(), SubmissionError>,
+) -> Result<T, SubmitError> {
+    match (read, copied) {
+        (Ok(read), Ok(())) => Ok(read),
+        (Ok(_) | Err(SubmitError::ReaderDied), Err(error)) => Err(error.into()),
+        (Err(error), _) => Err(error),
+    }
 }
 
 async fn copy(
@@ -145,7 +156,8 @@ async fn open(
     const SQL: &str = "SELECT musterd.open_batch(p_id => $1, p_command => $2, p_queue => $3, p_context => $4,
                p_priority => $5, p_idempotency_key => $6, p_hold => $7, p_max_attempts => $8,
                p_row_timeout => pg_catalog.make_interval(secs => $9::float8), p_max_failed => $10,
-               p_max_failed_percent => $11, p_on_done => $12, p_on_budget => $13, p_rows => $14, p_request_hash => $15)";
+               p_max_failed_percent => $11, p_on_done => $12, p_on_budget => $13, p_rows => $14, p_request_hash => $15,
+               p_traceparent => $16)";
     let timeout = order.row_timeout.map(|timeout| timeout.as_secs_f64());
     let (max_failed, percent) = match order.max_failed {
         MaxFailed::Rows(rows) => (rows, None),
@@ -171,6 +183,7 @@ async fn open(
                 &order.on_budget.map(OnBudget::as_str),
                 &rows,
                 &hash,
+                &order.traceparent.as_ref().map(Traceparent::as_str),
             ],
         )
         .await

@@ -1,10 +1,11 @@
 //! Tasks: claimed, finished by their token, looked at.
 
-use crate::{failpoint, json::Json};
+use super::page::{self, Page};
+use crate::{failpoint, json::Json, traceparent::Traceparent};
 use deadpool_postgres::Object;
 use serde::Serialize;
 use std::{collections::HashMap, time::Duration};
-use tokio_postgres::{Error, GenericClient, Row};
+use tokio_postgres::{Error, GenericClient, Row, types::ToSql};
 use uuid::Uuid;
 
 /// How a worker names the task it holds; the token was made for this one claim.
@@ -398,6 +399,12 @@ impl Shown {
     pub fn is_over(&self) -> bool {
         matches!(self.state.as_str(), "succeeded" | "failed" | "aborted")
     }
+
+    /// Roughly what it takes in memory.
+    fn weight(&self) -> usize {
+        let error = self.error.as_ref().map_or(0, String::len);
+        self.payload.len() + self.result.as_ref().map_or(0, Json::len) + error
+    }
 }
 
 const SHOWN: &str = "SELECT t.id, t.state::text AS state, t.parent_id, t.queue, t.command, t.priority, t.attempt, t.max_attempts,
@@ -426,8 +433,12 @@ pub struct Filter {
     pub limit: i64,
 }
 
-/// Newest first; a page costs the same wherever it is.
-pub async fn list(client: &impl GenericClient, filter: &Filter) -> Result<Vec<Shown>, Error> {
+/// Newest first; a page costs the same wherever it is. At most `most_bytes` of payloads, but one task at least.
+pub async fn list(
+    client: &impl GenericClient,
+    filter: &Filter,
+    most_bytes: usize,
+) -> Result<Page<Shown>, Error> {
     let sql = format!(
         "{SHOWN} WHERE ($1::text IS NULL OR t.state = $1::musterd.state) AND ($2::text IS NULL OR t.command = $2)
            AND ($3::text IS NULL OR t.queue = $3) AND ($4::bigint IS NULL OR t.parent_id = $4)
@@ -435,13 +446,10 @@ pub async fn list(client: &impl GenericClient, filter: &Filter) -> Result<Vec<Sh
            AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id)
          ORDER BY t.id DESC LIMIT $6"
     );
-    let rows = client
-        .query(
-            &sql,
-            &[&filter.state, &filter.command, &filter.queue, &filter.parent, &filter.before, &filter.limit],
-        )
-        .await?;
-    Ok(rows.iter().map(Shown::read).collect())
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [&filter.state, &filter.command, &filter.queue, &filter.parent, &filter.before, &filter.limit];
+    let found = client.query_raw(&sql, parameters).await?;
+    page::gather(found, most_bytes, Shown::read, Shown::weight).await
 }
 
 /// What an operator may do to a task.
@@ -482,6 +490,7 @@ pub struct NewTask {
     pub after: Vec<i64>,
     /// What the failure of a child means for the others: `wait` or `abort_siblings`.
     pub on_child_failure: String,
+    pub traceparent: Option<Traceparent>,
 }
 
 /// Enqueues a task; the id may be that of an earlier one with the same key.
@@ -489,14 +498,15 @@ pub async fn enqueue(client: &impl GenericClient, task: &NewTask) -> Result<i64,
     const PLAIN: &str = "SELECT musterd.enqueue($1, $2, queue => $3, priority => $4, run_at => $5,
                delay => pg_catalog.make_interval(secs => $6::float8), max_attempts => $7,
                timeout => pg_catalog.make_interval(secs => $8::float8), dedup_key => $9, dedup_replace => $10,
-               idempotency_key => $11, on_child_failure => $12)";
-    const AFTER: &str = "SELECT musterd.enqueue_after($1, $2, $13, queue => $3, priority => $4, run_at => $5,
+               idempotency_key => $11, on_child_failure => $12, traceparent => $13)";
+    const AFTER: &str = "SELECT musterd.enqueue_after($1, $2, $14, queue => $3, priority => $4, run_at => $5,
                delay => pg_catalog.make_interval(secs => $6::float8), max_attempts => $7,
                timeout => pg_catalog.make_interval(secs => $8::float8), dedup_key => $9, dedup_replace => $10,
-               idempotency_key => $11, on_child_failure => $12)";
+               idempotency_key => $11, on_child_failure => $12, traceparent => $13)";
     let delay = task.delay.map(|delay| delay.as_secs_f64());
     let timeout = task.timeout.map(|timeout| timeout.as_secs_f64());
-    let mut params: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> = vec![
+    let traceparent = task.traceparent.as_ref().map(Traceparent::as_str);
+    let mut params: Vec<&(dyn ToSql + Sync)> = vec![
         &task.command,
         &task.payload,
         &task.queue,
@@ -509,6 +519,7 @@ pub async fn enqueue(client: &impl GenericClient, task: &NewTask) -> Result<i64,
         &task.dedup_replace,
         &task.idempotency_key,
         &task.on_child_failure,
+        &traceparent,
     ];
     let sql = if task.after.is_empty() {
         PLAIN

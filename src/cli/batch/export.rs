@@ -2,21 +2,17 @@
 
 use super::open;
 use crate::cli::{Exit, Global, screen};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use futures::{TryStreamExt, pin_mut};
 use indicatif::HumanCount;
 use musterd::{
     config::Config,
-    flow::submit::{ADDED, WHOLE},
-    json::Json,
-    store::export::{Exported, Fields, Rows, Snapshot},
+    flow::export::{Format, Taker, export},
+    store::export::Rows,
 };
-use serde_json::value::RawValue;
 use std::{
-    collections::BTreeMap,
     fs::File,
-    io::{BufWriter, ErrorKind, Write},
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -53,7 +49,7 @@ impl Export {
         let (mut client, _) = open(global, config, self.id).await?;
         let written = match &self.output {
             Some(path) => self.to_file(&mut client, path).await?,
-            None => self.write(&mut client, std::io::stdout().lock()).await?,
+            None => self.write(&mut client, std::io::stdout()).await?,
         };
         client.close().await;
         let Some(path) = &self.output else { return Ok(Exit::Done) };
@@ -79,27 +75,14 @@ impl Export {
         written
     }
 
-    async fn write(&self, client: &mut tokio_postgres::Client, out: impl Write) -> Result<u64> {
+    async fn write(&self, client: &mut tokio_postgres::Client, out: impl Write + Send) -> Result<u64> {
         let rows = if self.all { Rows::All } else { Rows::Failed };
-        let snapshot = Snapshot::begin(client).await?;
-        let mut sheet: Box<dyn Sheet> = if self.is_csv() {
-            Box::new(Csv::new(out, snapshot.fields(self.id, rows).await?)?)
-        } else {
-            Box::new(Ndjson(BufWriter::new(out)))
-        };
-        let found = snapshot.rows(self.id, rows).await?;
-        pin_mut!(found);
-        let mut written = 0;
-        while let Some(row) = found.try_next().await? {
-            match sheet.add(&row) {
-                Ok(()) => written += 1,
-                Err(error) if is_gone(&error) => return Ok(written),
-                Err(error) => return Err(error),
-            }
-        }
-        match sheet.end() {
-            Err(error) if !is_gone(&error) => Err(error),
-            _ => Ok(written),
+        let format = if self.is_csv() { Format::Csv } else { Format::Ndjson };
+        let mut out = Out(out);
+        match export(client, self.id, rows, format, &mut out).await {
+            Ok(written) => Ok(written),
+            Err(error) if error.is_gone() => Ok(0),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -109,87 +92,12 @@ impl Export {
     }
 }
 
-/// A reader that has gone away (`| head`) has seen enough.
-fn is_gone(error: &anyhow::Error) -> bool {
-    let io = error.chain().find_map(|cause| match cause.downcast_ref::<csv::Error>().map(csv::Error::kind) {
-        Some(csv::ErrorKind::Io(io)) => Some(io.kind()),
-        _ => cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind),
-    });
-    io == Some(ErrorKind::BrokenPipe)
-}
+/// A file, or standard output.
+struct Out<W: Write>(W);
 
-trait Sheet {
-    fn add(&mut self, row: &Exported) -> Result<()>;
-    fn end(&mut self) -> Result<()>;
-}
-
-struct Ndjson<W: Write>(BufWriter<W>);
-
-impl<W: Write> Sheet for Ndjson<W> {
-    fn add(&mut self, row: &Exported) -> Result<()> {
-        let line = serde_json::json!({
-            "_line": row.line, "_state": row.state, "_attempt": row.attempt, "_error": row.error,
-        });
-        // The payloads are written as they are: through values a number could lose digits.
-        let line = line.to_string();
-        let result = row.result.as_ref().map_or("null", Json::text);
-        let head = line.trim_end_matches('}');
-        Ok(writeln!(self.0, r#"{head},"_result":{result},"{WHOLE}":{}}}"#, row.input.text())?)
-    }
-
-    fn end(&mut self) -> Result<()> {
-        Ok(self.0.flush()?)
-    }
-}
-
-struct Csv<W: Write> {
-    out: csv::Writer<W>,
-    fields: Fields,
-}
-
-impl<W: Write> Csv<W> {
-    fn new(out: W, fields: Fields) -> Result<Self> {
-        let taken = |name: &&String| ADDED.contains(&name.as_str()) || *name == WHOLE;
-        if let Some(name) = fields.names.iter().find(taken) {
-            bail!("the inputs have a field {name:?}, which an export adds itself: use --format ndjson");
-        }
-        let mut out = csv::Writer::from_writer(out);
-        for name in &fields.names {
-            out.write_field(name)?;
-        }
-        if fields.others {
-            out.write_field(WHOLE)?;
-        }
-        out.write_record(ADDED)?;
-        Ok(Self { out, fields })
-    }
-}
-
-impl<W: Write> Sheet for Csv<W> {
-    fn add(&mut self, row: &Exported) -> Result<()> {
-        let own: BTreeMap<String, &RawValue> = serde_json::from_str(row.input.text()).unwrap_or_default();
-        for name in &self.fields.names {
-            let value = own.get(name).map(|value| plain(value.get())).unwrap_or_default();
-            self.out.write_field(value)?;
-        }
-        if self.fields.others {
-            self.out.write_field(if own.is_empty() { row.input.text() } else { "" })?;
-        }
-        let attempt = row.attempt.map(|attempt| attempt.to_string()).unwrap_or_default();
-        let result = row.result.as_ref().map_or("", Json::text);
-        let error = row.error.as_deref().unwrap_or_default();
-        Ok(self.out.write_record([&*row.line.to_string(), &row.state, &attempt, error, result])?)
-    }
-
-    fn end(&mut self) -> Result<()> {
-        Ok(self.out.flush()?)
-    }
-}
-
-/// A string as its text, null as nothing, anything else as JSON.
-fn plain(json: &str) -> String {
-    match json {
-        "null" => String::new(),
-        _ => serde_json::from_str(json).unwrap_or_else(|_| json.to_owned()),
+impl<W: Write + Send> Taker for Out<W> {
+    async fn take(&mut self, bytes: Vec<u8>) -> std::io::Result<()> {
+        self.0.write_all(&bytes)?;
+        self.0.flush()
     }
 }

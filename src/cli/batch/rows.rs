@@ -47,15 +47,14 @@ const SHOWN: usize = 60;
 impl Rows {
     pub(super) async fn execute(self, global: &Global, config: &Config) -> Result<Exit> {
         let (client, _) = open(global, config, self.id).await?;
-        let found = listing::rows(&client, self.id, self.which(), self.from, self.limit).await?;
+        let page = listing::rows(&client, self.id, self.which(), self.from, self.limit, usize::MAX).await?;
         client.close().await;
-        let next = found.last().filter(|_| found.len() as i64 == self.limit).map(|last| last.line + 1);
         if global.json {
-            screen::json(&serde_json::json!({ "batch": self.id, "rows": found, "next_from": next }))?;
+            screen::json(&page)?;
             return Ok(Exit::Done);
         }
-        print(&found)?;
-        if let Some(next) = next {
+        print(&page.rows)?;
+        if let Some(next) = page.next_from {
             screen::line(&format!("more: --from {next}"))?;
         }
         Ok(Exit::Done)

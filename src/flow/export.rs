@@ -1,0 +1,194 @@
+//! Exporting: rows with what became of them, as a file that can be corrected and submitted again.
+
+use super::submit::{ADDED, WHOLE};
+use crate::{
+    json::Json,
+    store::export::{Exported, Fields, Rows, Snapshot},
+};
+use futures::{TryStreamExt, pin_mut};
+use serde_json::value::RawValue;
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio_postgres::Client;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The input's fields are columns, and what became of the row follows.
+    Csv,
+    /// One object a line, with the input in it exactly as it was submitted.
+    Ndjson,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    #[error("the inputs have a field {name:?}, which an export adds itself: choose the format ndjson")]
+    FieldTaken { name: String },
+    #[error("could not write the export")]
+    Write(#[from] io::Error),
+    #[error("could not read the rows")]
+    Query(#[from] tokio_postgres::Error),
+}
+
+impl From<csv::Error> for ExportError {
+    fn from(error: csv::Error) -> Self {
+        match error.into_kind() {
+            csv::ErrorKind::Io(error) => Self::Write(error),
+            other => Self::Write(io::Error::other(format!("{other:?}"))),
+        }
+    }
+}
+
+impl ExportError {
+    /// The reader has gone away (`| head`, a client that hung up): it has seen enough.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Write(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+/// Where an export goes, piece by piece; it is waited for.
+pub trait Taker: Send {
+    fn take(&mut self, bytes: Vec<u8>) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+/// Handed on when it holds this much.
+const PIECE: usize = 64 << 10;
+
+/// Gives rows of a batch to `taker`, all from one snapshot; how many there were.
+pub async fn export(
+    client: &mut Client,
+    batch: i64,
+    rows: Rows,
+    format: Format,
+    taker: &mut impl Taker,
+) -> Result<u64, ExportError> {
+    let snapshot = Snapshot::begin(client).await?;
+    let tray = Tray::default();
+    let mut sheet = match format {
+        Format::Csv => Sheet::Csv(Box::new(Csv::new(tray.clone(), snapshot.fields(batch, rows).await?)?)),
+        Format::Ndjson => Sheet::Ndjson(tray.clone()),
+    };
+    let found = snapshot.rows(batch, rows).await?;
+    pin_mut!(found);
+    let mut written = 0;
+    while let Some(row) = found.try_next().await? {
+        sheet.add(&row)?;
+        written += 1;
+        if tray.len() >= PIECE {
+            taker.take(tray.empty()).await?;
+        }
+    }
+    sheet.end()?;
+    taker.take(tray.empty()).await?;
+    Ok(written)
+}
+
+/// What is written and not yet taken. Shared, because a CSV writer does not give its sink back.
+#[derive(Clone, Default)]
+struct Tray(Arc<Mutex<Vec<u8>>>);
+
+impl Tray {
+    fn held(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn len(&self) -> usize {
+        self.held().len()
+    }
+
+    fn empty(&self) -> Vec<u8> {
+        std::mem::take(&mut *self.held())
+    }
+}
+
+impl Write for Tray {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.held().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+enum Sheet {
+    Csv(Box<Csv>),
+    Ndjson(Tray),
+}
+
+impl Sheet {
+    fn add(&mut self, row: &Exported) -> Result<(), ExportError> {
+        match self {
+            Self::Csv(csv) => csv.add(row),
+            Self::Ndjson(tray) => Ok(add_line(tray, row)?),
+        }
+    }
+
+    fn end(&mut self) -> Result<(), ExportError> {
+        match self {
+            Self::Csv(csv) => Ok(csv.out.flush()?),
+            Self::Ndjson(_) => Ok(()),
+        }
+    }
+}
+
+fn add_line(out: &mut Tray, row: &Exported) -> io::Result<()> {
+    let line = serde_json::json!({
+        "_line": row.line, "_state": row.state, "_attempt": row.attempt, "_error": row.error,
+    });
+    // The payloads are written as they are: through values a number could lose digits.
+    let line = line.to_string();
+    let result = row.result.as_ref().map_or("null", Json::text);
+    let head = line.trim_end_matches('}');
+    let line = format!("{head},\"_result\":{result},\"{WHOLE}\":{}}}\n", row.input.text());
+    out.write_all(line.as_bytes())
+}
+
+struct Csv {
+    out: csv::Writer<Tray>,
+    fields: Fields,
+}
+
+impl Csv {
+    fn new(out: Tray, fields: Fields) -> Result<Self, ExportError> {
+        let taken = |name: &&String| ADDED.contains(&name.as_str()) || *name == WHOLE;
+        if let Some(name) = fields.names.iter().find(taken) {
+            return Err(ExportError::FieldTaken { name: name.clone() });
+        }
+        let mut out = csv::Writer::from_writer(out);
+        for name in &fields.names {
+            out.write_field(name)?;
+        }
+        if fields.others {
+            out.write_field(WHOLE)?;
+        }
+        out.write_record(ADDED)?;
+        Ok(Self { out, fields })
+    }
+
+    fn add(&mut self, row: &Exported) -> Result<(), ExportError> {
+        let own: BTreeMap<String, &RawValue> = serde_json::from_str(row.input.text()).unwrap_or_default();
+        for name in &self.fields.names {
+            let value = own.get(name).map(|value| plain(value.get())).unwrap_or_default();
+            self.out.write_field(value)?;
+        }
+        if self.fields.others {
+            self.out.write_field(if own.is_empty() { row.input.text() } else { "" })?;
+        }
+        let attempt = row.attempt.map(|attempt| attempt.to_string()).unwrap_or_default();
+        let result = row.result.as_ref().map_or("", Json::text);
+        let error = row.error.as_deref().unwrap_or_default();
+        Ok(self.out.write_record([&*row.line.to_string(), &row.state, &attempt, error, result])?)
+    }
+}
+
+/// A string as its text, null as nothing, anything else as JSON.
+fn plain(json: &str) -> String {
+    match json {
+        "null" => String::new(),
+        _ => serde_json::from_str(json).unwrap_or_else(|_| json.to_owned()),
+    }
+}

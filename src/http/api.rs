@@ -1,0 +1,208 @@
+//! The JSON API under `/v1`: what the command line can do, for programs. Its answers are the command line's `--json`.
+
+mod batches;
+mod events;
+mod fields;
+mod files;
+mod guard;
+mod lanes;
+mod openapi;
+mod problem;
+mod rate;
+mod submit;
+mod tasks;
+mod tokens;
+mod upload;
+
+use super::Config;
+use crate::{
+    flow::input::Limits,
+    objects,
+    store::{self, ApiPools, OpenError},
+};
+use axum::{
+    Router,
+    handler::Handler,
+    http::{Method, StatusCode},
+    middleware,
+    response::{IntoResponse, Response},
+    routing::{MethodFilter, MethodRouter},
+};
+use deadpool_postgres::Object;
+use problem::Problem;
+use rate::Rates;
+use std::{net::SocketAddr, ops::Deref, sync::Arc};
+use tokens::Tokens;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use upload::Patience;
+
+/// What the API stands on. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Api(Arc<Shared>);
+
+#[derive(Debug)]
+pub struct Shared {
+    config: Config,
+    limits: Limits,
+    pools: ApiPools,
+    objects: objects::Store,
+    tokens: Tokens,
+    rates: Rates,
+    streams: Arc<Semaphore>,
+    followers: Arc<Semaphore>,
+    /// Whether only this machine can reach us.
+    is_loopback: bool,
+    /// Payloads on one page of a list.
+    page_bytes: usize,
+    /// Ends those who follow something.
+    stop: CancellationToken,
+}
+
+impl Deref for Api {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+/// A page is gathered in memory: this much, or one row of whatever size.
+const PAGE_BYTES: usize = 16 << 20;
+
+impl Api {
+    /// Connects to nobody yet.
+    pub fn open(
+        config: &Config,
+        database: &store::Config,
+        limits: Limits,
+        objects: objects::Store,
+        address: Option<SocketAddr>,
+    ) -> Result<Self, OpenError> {
+        Ok(Self(Arc::new(Shared {
+            limits,
+            pools: ApiPools::open(database, config.connections, config.max_streams)?,
+            objects,
+            tokens: Tokens::new(config.read_tokens_file.clone(), config.write_tokens_file.clone()),
+            rates: Rates::new(config.rate_limit),
+            streams: Arc::new(Semaphore::new(config.max_streams.get() as usize)),
+            followers: Arc::new(Semaphore::new(config.max_followers.get() as usize)),
+            is_loopback: address.unwrap_or(config.listen).ip().to_canonical().is_loopback(),
+            page_bytes: PAGE_BYTES,
+            stop: CancellationToken::new(),
+            config: config.clone(),
+        })))
+    }
+
+    /// Ends what would otherwise go on for as long as its client likes.
+    pub(super) fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    async fn client(&self) -> Result<Object, Problem> {
+        Ok(self.pools.asks.get().await?)
+    }
+
+    async fn stream_client(&self) -> Result<Object, Problem> {
+        Ok(self.pools.streams.get().await?)
+    }
+
+    fn stream_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let slot = Arc::clone(&self.streams).try_acquire_owned();
+        slot.map_err(|_| Problem::busy("uploads, exports and downloads", "max_streams"))
+    }
+
+    fn follower_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let slot = Arc::clone(&self.followers).try_acquire_owned();
+        slot.map_err(|_| Problem::busy("followers", "max_followers"))
+    }
+
+    fn patience(&self) -> Patience {
+        Patience { idle: self.config.body_timeout, whole: self.config.upload_timeout }
+    }
+}
+
+/// The routes as they are added, with a list of them for those who describe the API.
+#[derive(Default)]
+struct Book {
+    router: Router<Api>,
+    pages: Vec<(&'static str, Method)>,
+}
+
+impl Book {
+    fn get<H: Handler<T, Api>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+        self.add(path, Method::GET, MethodRouter::new().on(MethodFilter::GET, handler))
+    }
+
+    fn post<H: Handler<T, Api>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+        self.add(path, Method::POST, MethodRouter::new().on(MethodFilter::POST, handler))
+    }
+
+    fn add(mut self, path: &'static str, method: Method, route: MethodRouter<Api>) -> Self {
+        self.pages.push((path, method));
+        Self { router: self.router.route(path, route), pages: self.pages }
+    }
+}
+
+fn book() -> Book {
+    Book::default()
+        .get("/openapi.json", openapi::document)
+        .get("/batches", batches::list)
+        .post("/batches", submit::submit)
+        .get("/batches/{id}", batches::show)
+        .get("/batches/{id}/rows", batches::rows)
+        .get("/batches/{id}/export", files::rows)
+        .get("/batches/{id}/outputs", files::outputs)
+        .get("/batches/{id}/outputs/{file}", files::download)
+        .get("/batches/{id}/events", events::events)
+        .post("/batches/{id}/append", submit::append)
+        .post("/batches/{id}/hold", batches::hold)
+        .post("/batches/{id}/release", batches::release)
+        .post("/batches/{id}/abort", batches::abort)
+        .get("/tasks", tasks::list)
+        .post("/tasks", tasks::enqueue)
+        .get("/tasks/{id}", tasks::show)
+        .post("/tasks/{id}/abort", tasks::abort)
+        .post("/tasks/{id}/retry", tasks::retry)
+        .get("/queues", lanes::queues)
+        .get("/queues/{name}", lanes::queue)
+        .post("/queues/{name}/pause", lanes::pause)
+        .post("/queues/{name}/resume", lanes::resume)
+        .get("/workers", lanes::workers)
+        .get("/workers/{worker}", lanes::worker)
+        .get("/why/batch/{id}", lanes::why_batch)
+        .get("/why/task/{id}", lanes::why_task)
+        .get("/why/queue/{name}", lanes::why_queue)
+}
+
+/// Everything under `/v1`.
+pub(super) fn router(api: Option<Api>) -> Router {
+    let Some(api) = api else {
+        return Router::new().nest("/v1", Router::new().fallback(async || Problem::starting()));
+    };
+    let v1 = book()
+        .router
+        .fallback(async || Problem::not_found("such path"))
+        .method_not_allowed_fallback(async || {
+            Problem::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "this path does not take this method",
+            )
+        })
+        .layer(middleware::from_fn_with_state(api.clone(), guard::guard))
+        .layer(tower_http::catch_panic::CatchPanicLayer::custom(panicked))
+        .with_state(api);
+    Router::new().nest("/v1", v1).fallback(async || Problem::not_found("such path"))
+}
+
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let reason = crate::supervisor::panic_message(panic.as_ref());
+    tracing::error!(reason, "a request panicked");
+    Problem::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "internal",
+        "this is a fault of the server; its log says more",
+    )
+    .into_response()
+}

@@ -1,0 +1,119 @@
+//! Batches as people see and steer them.
+
+use super::{
+    Api,
+    fields::{Place, Query, id, name, number, one_of},
+    problem::Problem,
+};
+use crate::store::{
+    batches::{self, Progress},
+    listing::{self, Filter, RowPage, Which},
+    steering::{self, Steer},
+};
+use axum::{Json, extract::State};
+use serde::Serialize;
+
+#[derive(Debug, Serialize)]
+pub(super) struct List {
+    batches: Vec<Progress>,
+    next_before: Option<i64>,
+}
+
+/// A batch or task after it was steered.
+#[derive(Debug, Serialize)]
+pub(super) struct Steered {
+    pub(super) id: i64,
+    pub(super) state: String,
+}
+
+const STATES: &[&str] = &["held", "queued", "running", "succeeded", "failed", "aborted"];
+
+pub(super) async fn list(State(api): State<Api>, mut query: Query) -> Result<Json<List>, Problem> {
+    let states = query.many("state", one_of(STATES));
+    let filter = Filter {
+        states: (!states.is_empty()).then(|| states.into_iter().map(str::to_owned).collect()),
+        command: query.one("command", name),
+        queue: query.one("queue", name),
+        before: query.one("before", id),
+        limit: query.one("limit", number(1, 1_000)).unwrap_or(20),
+    };
+    query.done()?;
+    let batches = listing::batches(&*api.client().await?, &filter).await?;
+    let is_full = batches.len() as i64 == filter.limit;
+    let next_before = batches.last().filter(|_| is_full).map(|last| last.id);
+    Ok(Json(List { batches, next_before }))
+}
+
+pub(super) async fn show(
+    State(api): State<Api>,
+    place: Place,
+    query: Query,
+) -> Result<Json<Progress>, Problem> {
+    query.done()?;
+    find(&api, place.id()?).await.map(Json)
+}
+
+/// The batch, or that there is none.
+pub(super) async fn find(api: &Api, id: i64) -> Result<Progress, Problem> {
+    let found = batches::progress(&**api.client().await?, id).await?;
+    found.ok_or_else(|| Problem::not_found(&format!("batch {id}")))
+}
+
+pub(super) async fn rows(
+    State(api): State<Api>,
+    place: Place,
+    mut query: Query,
+) -> Result<Json<RowPage>, Problem> {
+    let id = place.id()?;
+    let which = query.one("state", which).unwrap_or(Which::All);
+    let from = query.one("from", number(1, i32::MAX)).unwrap_or(1);
+    let limit = query.one("limit", number(1, 1_000)).unwrap_or(50);
+    query.done()?;
+    find(&api, id).await?;
+    let page = listing::rows(&*api.client().await?, id, which, from, limit, api.page_bytes).await?;
+    Ok(Json(page))
+}
+
+fn which(text: &str) -> Result<Which, String> {
+    Ok(match one_of(&["queued", "running", "succeeded", "failed", "aborted"])(text)? {
+        "queued" => Which::Queued,
+        "running" => Which::Running,
+        "succeeded" => Which::Succeeded,
+        "failed" => Which::Failed,
+        _ => Which::Aborted,
+    })
+}
+
+pub(super) async fn hold(
+    State(api): State<Api>,
+    place: Place,
+    query: Query,
+) -> Result<Json<Steered>, Problem> {
+    steer(&api, place, query, Steer::Hold).await
+}
+
+pub(super) async fn release(
+    State(api): State<Api>,
+    place: Place,
+    query: Query,
+) -> Result<Json<Steered>, Problem> {
+    steer(&api, place, query, Steer::Release).await
+}
+
+/// Nothing more of it starts; it has ended when no worker holds a block of it. The answer does not wait for that.
+pub(super) async fn abort(
+    State(api): State<Api>,
+    place: Place,
+    query: Query,
+) -> Result<Json<Steered>, Problem> {
+    steer(&api, place, query, Steer::Abort).await
+}
+
+async fn steer(api: &Api, place: Place, query: Query, what: Steer) -> Result<Json<Steered>, Problem> {
+    query.done()?;
+    let id = place.id()?;
+    steering::steer(&*api.client().await?, id, what).await?;
+    let batch = find(api, id).await?;
+    let state = if batch.aborting && !batch.is_over() { "aborting".to_owned() } else { batch.state };
+    Ok(Json(Steered { id, state }))
+}
