@@ -18,6 +18,7 @@ mod suite {
     mod handlers;
     mod harness;
     mod harness_death;
+    mod health;
     mod hostile;
     mod latency;
     mod manual;

@@ -46,4 +46,5 @@ UPDATE musterd.blocks x
   FROM chosen d
   JOIN pg_catalog.unnest($3::uuid[]) WITH ORDINALITY t (token, n) USING (n)
  WHERE x.id = d.id
-RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo
+RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo,
+          EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - x.available_at)::float8 AS waited

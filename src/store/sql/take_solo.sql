@@ -18,4 +18,5 @@ UPDATE musterd.blocks x
    SET worker = $2, token = $3, claimed_at = pg_catalog.now()
   FROM due d
  WHERE x.id = d.id
-RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo
+RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo,
+          EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - x.available_at)::float8 AS waited
