@@ -207,6 +207,7 @@ CREATE TABLE musterd.blocks (
     solo_crashes int NOT NULL DEFAULT 0,
     alone_at     timestamptz,
     available_at timestamptz NOT NULL DEFAULT now(),
+    error        text,
     worker       text,
     token        uuid,
     claimed_at   timestamptz,
@@ -225,6 +226,7 @@ COMMENT ON COLUMN musterd.blocks.solo_crashes IS
 COMMENT ON COLUMN musterd.blocks.alone_at IS
     'Since when its holder runs it with nothing else beside it. Null: not yet, so that a death says nothing about it.';
 COMMENT ON COLUMN musterd.blocks.available_at IS 'A free block is due from then on; infinity while its batch or queue is parked.';
+COMMENT ON COLUMN musterd.blocks.error IS 'Of a retry: the error of one of its rows in the try before, for people.';
 
 CREATE INDEX blocks_free ON musterd.blocks (queue, priority, available_at) WHERE worker IS NULL;
 -- Empty in good times: asking for suspects costs nothing, however many blocks are free.
@@ -263,8 +265,9 @@ CREATE TABLE musterd.workers (
     seen_at    timestamptz NOT NULL DEFAULT now(),
     state      text NOT NULL DEFAULT 'alive' CHECK (state IN ('alive', 'draining', 'stopped', 'dead')),
     ended_at   timestamptz,
-    lock_key   bigint
-) WITH (fillfactor = 50);  -- a beat changes seen_at only, which no index names: HOT as long as the page has room
+    lock_key   bigint,
+    trouble    text
+) WITH (fillfactor = 50);  -- a beat changes what no index names: HOT as long as the page has room
 COMMENT ON TABLE musterd.workers IS 'One row per process that ever worked here; dead ones are kept while something names them.';
 COMMENT ON COLUMN musterd.workers.id IS 'host-pid-nanoseconds, new at every start.';
 COMMENT ON COLUMN musterd.workers.seen_at IS 'The latest heartbeat, by the server''s clock.';
@@ -274,6 +277,8 @@ COMMENT ON COLUMN musterd.workers.state IS
 COMMENT ON COLUMN musterd.workers.ended_at IS 'When it stopped, or was declared dead.';
 COMMENT ON COLUMN musterd.workers.lock_key IS
     'Session advisory lock the process holds while it lives; another one for every session. Null: it holds none.';
+COMMENT ON COLUMN musterd.workers.trouble IS
+    'With the latest heartbeat: why it cannot write outcomes. Null: it can.';
 
 CREATE TABLE musterd.queues (
     name       text PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 200),

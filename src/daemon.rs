@@ -1,6 +1,7 @@
 //! The daemon: its parts, wired once, run by the supervisor until they are told to stop.
 
 mod listener;
+mod look;
 
 use crate::{
     config::Config,
@@ -22,10 +23,10 @@ use crate::{
     handler::Registry,
     http,
     liveness::{
-        self, heartbeat::Heartbeat, identity::Identity, lease::Lease, redis::StatusCache, roll::Roll,
-        session::Session,
+        self, heartbeat::Heartbeat, identity::Identity, lease::Lease, presence::Presence, redis::StatusCache,
+        roll::Roll, session::Session,
     },
-    metrics::Metrics,
+    metrics::{Metrics, Names},
     objects,
     periodic::{self, Periodic, Rhythm, describe},
     signal::Stop,
@@ -100,6 +101,7 @@ pub struct Daemon {
     port: http::Port,
     api: http::Api,
     roll: Option<Roll>,
+    presence: Presence,
 }
 
 impl Daemon {
@@ -107,7 +109,8 @@ impl Daemon {
     ///
     /// Health is answered meanwhile: a database that is slow to answer must not look like a dead process.
     pub async fn prepare(config: Config, handlers: Registry) -> Result<Self, DaemonError> {
-        let (health, metrics) = (Health::default(), Metrics::default());
+        let names = Names::new(config.queues.keys().cloned(), handlers.commands());
+        let (health, metrics) = (Health::watching(config.liveness.stuck_after), Metrics::new(names));
         health.unready(STARTING, "starting");
         let port = http::bind(&config.http).await?;
         let never = CancellationToken::new();
@@ -138,12 +141,26 @@ impl Daemon {
             .map_err(|source| DaemonError::Register { source })?;
         let lease = Lease::new(config.liveness.heartbeat_ttl);
         client.close().await;
+        let presence = Presence::new(&metrics);
         let roll = match config.liveness.backend {
-            liveness::Backend::Redis => Some(Roll::open(&config.redis, &metrics)?),
+            liveness::Backend::Redis => Some(Roll::open(&config.redis, &presence)?),
             liveness::Backend::Postgres => None,
         };
         let identity = Identity::new(worker);
-        Ok(Self { config, handlers, identity, lease, store, objects, health, metrics, port, api, roll })
+        Ok(Self {
+            config,
+            handlers,
+            identity,
+            lease,
+            store,
+            objects,
+            health,
+            metrics,
+            port,
+            api,
+            roll,
+            presence,
+        })
     }
 
     /// Where the HTTP port is, also when the configuration asked for any.
@@ -237,6 +254,7 @@ impl Daemon {
                 rival: tasks,
                 writable: writable.clone(),
                 drain: stop.drain.clone(),
+                pulse: self.health.pulse(format!("tasks {queue}")),
             };
             supervisor.once(format!("tasks {queue}"), Stage::Work, |stop| async move {
                 task_dispatcher.run(stop).await;
@@ -252,6 +270,7 @@ impl Daemon {
                 rival: rows,
                 writable: writable.clone(),
                 drain: stop.drain.clone(),
+                pulse: self.health.pulse(format!("queue {queue}")),
             };
             supervisor.once(format!("queue {queue}"), Stage::Work, |stop| async move {
                 dispatcher.run(stop).await;
@@ -259,6 +278,9 @@ impl Daemon {
             });
         }
         drop(bench);
+        let batcher = batcher.watched(self.health.pulse("batcher"));
+        let check_loop = check_loop.watched(self.health.pulse("completer"));
+        look::install(&self.metrics, &self.store, &held);
         supervisor.once("batcher", Stage::Write, |_| async move {
             batcher.run().await;
             Ok(())
@@ -286,7 +308,7 @@ impl Daemon {
                 Ok(())
             }
         });
-        add_sweep(&mut supervisor, &self.store, &self.config.completion, checks.clone());
+        add_sweep(&mut supervisor, &self.store, &self.config.completion, checks.clone(), &self.metrics);
         self.add_upkeep(&mut supervisor, &session, &held, checks, watch);
         self.add_heartbeat(&mut supervisor, session, held, stop);
         let (port, health, metrics, api) = (self.port, self.health, self.metrics, self.api);
@@ -345,6 +367,7 @@ impl Daemon {
         let heart = Heartbeat {
             config: self.config.liveness.clone(),
             redis: self.config.redis.clone(),
+            presence: self.presence.clone(),
             target: self.store.direct.clone(),
             enlisted: Enlisted::of(&self.config, &self.handlers),
             identity: self.identity.clone(),
@@ -369,10 +392,17 @@ async fn tick<P: periodic::Periodic>(task: P, rhythm: Rhythm, stop: Cancellation
     Ok(())
 }
 
-fn add_sweep(supervisor: &mut Supervisor, store: &Store, config: &complete::Config, checks: Checks) {
+fn add_sweep(
+    supervisor: &mut Supervisor,
+    store: &Store,
+    config: &complete::Config,
+    checks: Checks,
+    metrics: &Metrics,
+) {
+    let metrics = metrics.clone();
     let (store, rhythm) = (store.clone(), Rhythm::Between(config.sweep_min, config.sweep_max));
     supervisor.part("sweep", Stage::Claim, move |stop| {
-        let mut sweep = Sweep { store: store.clone(), checks: checks.clone() };
+        let mut sweep = Sweep { store: store.clone(), checks: checks.clone(), metrics: metrics.clone() };
         async move {
             // What an earlier life left behind does not wait for the first sweep: a worker is often started anew
             // because its outputs could not be uploaded.

@@ -186,14 +186,20 @@ struct Shared {
 
 async fn scrape(State(Shared { metrics, .. }): State<Shared>) -> axum::response::Response {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match metrics.text() {
+    match metrics.scrape().await {
         Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
-async fn livez() -> &'static str {
-    "ok\n"
+/// Alive: every loop of the daemon turns. Whatever is wrong outside, a restart would not mend it.
+async fn livez(State(Shared { health, .. }): State<Shared>) -> axum::response::Response {
+    let stuck = health.stuck();
+    if stuck.is_empty() {
+        return "ok\n".into_response();
+    }
+    let body = Json(serde_json::json!({ "alive": false, "stuck": stuck }));
+    (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
 }
 
 /// Ready to take work: started, not draining, nothing essential down. Says what is missing otherwise.

@@ -13,6 +13,7 @@ pub mod failpoint;
 pub mod json;
 pub mod metrics;
 pub mod periodic;
+pub mod pulse;
 pub mod queue;
 pub mod traceparent;
 pub mod worker_id;

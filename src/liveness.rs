@@ -6,6 +6,7 @@
 pub mod heartbeat;
 pub mod identity;
 pub mod lease;
+pub mod presence;
 pub mod redis;
 pub mod roll;
 pub mod session;
@@ -39,6 +40,9 @@ pub struct Config {
     pub rows_ttl: Duration,
     /// A row or task that killed its process this often, running alone, is failed.
     pub max_crashes: u32,
+    /// `/livez` fails when a loop of the worker has stood still for this long.
+    #[serde(with = "humantime_serde")]
+    pub stuck_after: Duration,
 }
 
 /// Who keeps the heartbeats.
@@ -72,6 +76,7 @@ impl Default for Config {
             settle: Duration::from_secs(15),
             rows_ttl: Duration::from_secs(180),
             max_crashes: 3,
+            stuck_after: Duration::from_secs(120),
         }
     }
 }
@@ -104,6 +109,11 @@ impl Config {
             !self.reconcile_interval.is_zero(),
             "liveness.reconcile_interval",
             "must be above zero",
+        );
+        problems.unless(
+            self.stuck_after >= Duration::from_secs(1),
+            "liveness.stuck_after",
+            "must be at least 1s: a busy machine would look like a dead worker",
         );
         problems.unless(self.max_crashes > 0, "liveness.max_crashes", "must be at least 1");
     }

@@ -1,5 +1,16 @@
 //! What the daemon counts, in Prometheus' form. Every metric is listed in docs/metrics.md.
 
+mod batcher;
+mod database;
+mod liveness;
+mod walk;
+
+pub use batcher::BatcherMetrics;
+pub use database::{DatabaseMetrics, Depth, HorizonAge};
+pub use liveness::LivenessMetrics;
+pub use walk::{Call, Names, WalkMetrics, Work};
+
+use futures::future::BoxFuture;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{
@@ -7,88 +18,41 @@ use prometheus_client::{
         family::Family,
         gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
+        info::Info,
     },
-    registry::{Registry, Unit},
+    registry::Registry,
 };
-use std::sync::{Arc, atomic::AtomicU64};
+use std::sync::{Arc, OnceLock};
 
 /// Counts of the whole daemon; cheap to clone, shared by all parts.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
+    look: Arc<OnceLock<Look>>,
     pub batcher: BatcherMetrics,
+    pub walk: WalkMetrics,
+    pub database: DatabaseMetrics,
+    pub liveness: LivenessMetrics,
     rows: Family<OutcomeLabel, Counter>,
     tasks: Family<StateLabel, Counter>,
+    /// Rows sent to another try.
+    pub row_retries: Counter,
     /// Outcomes that came too late: their block had been given to somebody else.
     pub fenced: Counter,
     /// Blocks claimed.
     pub blocks: Counter,
     /// Batches this worker finished.
     pub batches_completed: Counter,
+    /// Scopes that were over and that only the sweep found.
+    pub sweep_found: Counter,
     pub blocks_held: Gauge,
+    pub tasks_held: Gauge,
     /// Rows that were not started when the worker stopped, and went back.
     pub rows_given_back: Counter,
-    pub liveness: LivenessMetrics,
     /// Whether Redis answers; nought also when it is not used.
     pub redis_up: Gauge,
     /// Rows whose handler runs on past its timeout and cannot be stopped.
     pub handlers_overdue: Gauge,
-}
-
-/// Alive, dead and back.
-#[derive(Clone, Debug, Default)]
-pub struct LivenessMetrics {
-    /// When the last heartbeat was taken by PostgreSQL, in Unix seconds of this machine.
-    pub last_beat: Gauge<f64, AtomicU64>,
-    pub beats: Counter,
-    pub beats_failed: Counter,
-    /// Times this worker found itself declared dead and began anew.
-    pub rebirths: Counter,
-    /// Workers this one declared dead.
-    pub buried: Counter,
-    /// Blocks of dead workers freed here.
-    pub recovered_blocks: Counter,
-    /// Rows failed because they killed their process once too often.
-    pub killer_rows: Counter,
-    /// Blocks that this worker owned without holding them, or held without owning them.
-    pub reconciled: Counter,
-}
-
-impl LivenessMetrics {
-    fn register(&self, registry: &mut Registry) {
-        registry.register_with_unit(
-            "last_beat_timestamp",
-            "When the last heartbeat was written",
-            Unit::Seconds,
-            self.last_beat.clone(),
-        );
-        registry.register("beats", "Heartbeats written to PostgreSQL", self.beats.clone());
-        registry.register("beats_failed", "Heartbeats PostgreSQL did not take", self.beats_failed.clone());
-        registry.register(
-            "rebirths",
-            "Times this worker was declared dead and began anew",
-            self.rebirths.clone(),
-        );
-        registry.register("buried", "Workers this one declared dead", self.buried.clone());
-        registry.register("recovered_blocks", "Blocks of dead workers freed", self.recovered_blocks.clone());
-        registry.register("killer_rows", "Rows failed for killing their process", self.killer_rows.clone());
-        registry.register(
-            "reconciled",
-            "Blocks owned and not held, or held and not owned",
-            self.reconciled.clone(),
-        );
-    }
-}
-
-/// What the batcher is judged by.
-#[derive(Clone, Debug)]
-pub struct BatcherMetrics {
-    pub flush_size: Histogram,
-    pub flush_seconds: Histogram,
-    pub update_latency_seconds: Histogram,
-    pub channel_fullness: Gauge<f64, AtomicU64>,
-    pub transactions: Counter,
-    pub rollbacks: Counter,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -107,78 +71,81 @@ fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.0005, 2.0, 16))
 }
 
-impl Default for BatcherMetrics {
-    fn default() -> Self {
-        Self {
-            flush_size: Histogram::new(exponential_buckets(1.0, 2.0, 12)),
-            flush_seconds: seconds(),
-            update_latency_seconds: seconds(),
-            channel_fullness: Gauge::default(),
-            transactions: Counter::default(),
-            rollbacks: Counter::default(),
-        }
-    }
-}
+/// What is read anew for a scrape.
+struct Look(Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>);
 
-impl BatcherMetrics {
-    fn register(&self, registry: &mut Registry) {
-        registry.register("flush_size", "Updates written by one flush", self.flush_size.clone());
-        registry.register_with_unit("flush", "Time of one flush", Unit::Seconds, self.flush_seconds.clone());
-        registry.register_with_unit(
-            "update_latency",
-            "Time from an outcome to its commit",
-            Unit::Seconds,
-            self.update_latency_seconds.clone(),
-        );
-        registry.register("channel_fullness", "Share of the channel in use", self.channel_fullness.clone());
-        registry.register("transactions", "Flushes committed", self.transactions.clone());
-        registry.register("rollbacks", "Flushes rolled back", self.rollbacks.clone());
+impl std::fmt::Debug for Look {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Look")
     }
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("musterd");
-        let batcher = BatcherMetrics::default();
-        batcher.register(registry.sub_registry_with_prefix("batcher"));
-        let (rows, fenced, blocks) = (Family::default(), Counter::default(), Counter::default());
-        let (batches_completed, blocks_held) = (Counter::default(), Gauge::default());
-        let (rows_given_back, redis_up, handlers_overdue) =
-            (Counter::default(), Gauge::default(), Gauge::default());
-        let liveness = LivenessMetrics::default();
-        liveness.register(registry.sub_registry_with_prefix("liveness"));
-        registry.register("rows", "Rows that reached a final state here", Family::clone(&rows));
-        let tasks = Family::default();
-        registry.register("tasks", "Attempts of tasks, by the state they led to", Family::clone(&tasks));
-        registry.register("fenced", "Outcomes refused because the block was somebody else's", fenced.clone());
-        registry.register("blocks_claimed", "Blocks claimed", blocks.clone());
-        registry.register("batches_completed", "Batches finished by this worker", batches_completed.clone());
-        registry.register("blocks_held", "Blocks in hand", blocks_held.clone());
-        registry.register("rows_given_back", "Rows given back unstarted", rows_given_back.clone());
-        registry.register("redis_up", "Whether Redis answers", redis_up.clone());
-        registry.register(
-            "handlers_overdue",
-            "Handlers past their timeout that do not stop",
-            handlers_overdue.clone(),
-        );
-        Self {
-            registry: Arc::new(registry),
-            batcher,
-            rows,
-            tasks,
-            fenced,
-            blocks,
-            batches_completed,
-            blocks_held,
-            rows_given_back,
-            liveness,
-            redis_up,
-            handlers_overdue,
-        }
+        Self::new(Names::default())
     }
 }
 
 impl Metrics {
+    /// The names are those of the configuration; only they become labels.
+    pub fn new(names: Names) -> Self {
+        let metrics = Self {
+            registry: Arc::default(),
+            look: Arc::default(),
+            batcher: BatcherMetrics::default(),
+            walk: WalkMetrics::new(names.clone()),
+            database: DatabaseMetrics::new(names),
+            liveness: LivenessMetrics::default(),
+            rows: Family::default(),
+            tasks: Family::default(),
+            row_retries: Counter::default(),
+            fenced: Counter::default(),
+            blocks: Counter::default(),
+            batches_completed: Counter::default(),
+            sweep_found: Counter::default(),
+            blocks_held: Gauge::default(),
+            tasks_held: Gauge::default(),
+            rows_given_back: Counter::default(),
+            redis_up: Gauge::default(),
+            handlers_overdue: Gauge::default(),
+        };
+        let mut registry = Registry::with_prefix("musterd");
+        metrics.register(&mut registry);
+        Self { registry: Arc::new(registry), ..metrics }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register("build", "The program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        registry.register("rows", "Rows that reached a final state here", self.rows.clone());
+        registry.register("row_retries", "Rows sent to another try", self.row_retries.clone());
+        registry.register("tasks", "Attempts of tasks, by the state they led to", self.tasks.clone());
+        registry.register(
+            "fenced",
+            "Outcomes refused because the block was somebody else's",
+            self.fenced.clone(),
+        );
+        registry.register("blocks_claimed", "Blocks claimed", self.blocks.clone());
+        registry.register(
+            "batches_completed",
+            "Batches finished by this worker",
+            self.batches_completed.clone(),
+        );
+        registry.register("sweep_found", "Scopes that only the sweep found over", self.sweep_found.clone());
+        registry.register("blocks_held", "Blocks in hand", self.blocks_held.clone());
+        registry.register("tasks_held", "Tasks in hand", self.tasks_held.clone());
+        registry.register("rows_given_back", "Rows given back unstarted", self.rows_given_back.clone());
+        registry.register("redis_up", "Whether Redis answers", self.redis_up.clone());
+        registry.register(
+            "handlers_overdue",
+            "Handlers past their timeout that do not stop",
+            self.handlers_overdue.clone(),
+        );
+        self.walk.register(registry);
+        self.database.register(registry);
+        self.batcher.register(registry.sub_registry_with_prefix("batcher"));
+        self.liveness.register(registry.sub_registry_with_prefix("liveness"));
+    }
+
     pub fn count_rows(&self, succeeded: u64, failed: u64) {
         for (outcome, count) in [("succeeded", succeeded), ("failed", failed)] {
             self.rows.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
@@ -189,8 +156,23 @@ impl Metrics {
         self.tasks.get_or_create(&StateLabel { state: state.to_owned() }).inc();
     }
 
+    /// Who looks at what is not counted along the way; asked before each scrape, and bounded by itself.
+    pub fn on_scrape(&self, look: impl Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static) {
+        // A second one is a bug of the wiring, and harmless: the first goes on looking.
+        let _ = self.look.set(Look(Box::new(look)));
+    }
+
     /// Everything, in the text form that Prometheus scrapes.
+    pub async fn scrape(&self) -> Result<String, std::fmt::Error> {
+        if let Some(Look(look)) = self.look.get() {
+            look().await;
+        }
+        self.text()
+    }
+
+    /// The same, without a look at what only others know.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
+        self.liveness.refresh();
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

@@ -114,10 +114,16 @@ impl Store {
     pub async fn probe(&self) -> Result<(), ObjectError> {
         let key = Key::new(format!("musterd-probe-{}", Uuid::new_v4()))?;
         let content = Bytes::from_static(b"musterd was here\n");
+        let made = match self {
+            Self::File(store) => store.missing_dirs(),
+            Self::S3(_) => Vec::new(),
+        };
         self.put(&key, content.clone()).await?;
         let read = self.read(&key).await;
         // Deleted in any case: a probe that cannot read must not litter.
         let deleted = self.delete(&key).await;
+        // The directory, too, if it was made for the probe; whoever wrote into it meanwhile keeps it.
+        made.iter().for_each(|dir| _ = std::fs::remove_dir(dir));
         if read? != content {
             return Err(ObjectError::Altered { at: self.location(&key) });
         }

@@ -3,6 +3,7 @@
 pub mod batches;
 pub mod blocks;
 pub mod connect;
+pub mod depths;
 pub mod export;
 pub mod fault;
 pub mod flush;

@@ -199,13 +199,17 @@ impl Supervisor {
                 Some(died)
             }
         };
-        self.health.unready("shutdown", "draining");
+        self.health.unready(DRAINING, "draining");
         running.drain(died, &stop, grace, &self.census).await
     }
 }
 
 /// The name under which [`Health`] knows a daemon that has not started all its parts yet.
 pub const STARTING: &str = "start";
+/// The same of one that stops.
+const DRAINING: &str = "shutdown";
+/// The same of one whose flushes fail.
+pub const WRITES: &str = "writes";
 
 /// After the grace what runs is told to give back; this is how long it may take to do so.
 const GIVE_BACK_LIMIT: Duration = Duration::from_secs(5);

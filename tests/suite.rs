@@ -19,6 +19,7 @@ mod suite {
     mod handlers;
     mod harness;
     mod harness_death;
+    mod health;
     mod hostile;
     mod latency;
     mod manual;

@@ -99,7 +99,9 @@ async fn flush(client: &Client, statements: &Statements, id: i64, token: Uuid, l
     let results: [&(dyn ToSql + Sync); 9] =
         [&ids, &tokens, &ones, &lines, &ones, &ok, &no_json, &no_text, &no_json];
     let held: [&(dyn ToSql + Sync); 2] = [&ids, &tokens];
-    let ended: [&(dyn ToSql + Sync); 6] = [&ids, &tokens, &waits, &no_slots, &no_retries, &no_slots];
+    let no_error = vec![None::<&str>];
+    let ended: [&(dyn ToSql + Sync); 7] =
+        [&ids, &tokens, &waits, &no_slots, &no_retries, &no_slots, &no_error];
     let (begun, locked, stored, closed, committed) = tokio::join!(
         biased;
         client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),

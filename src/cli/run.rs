@@ -30,7 +30,7 @@ impl Run {
         let listener = signal::Listener::new()?;
         let format = loaded.config.log.format;
         let ended = tokio::select! {
-            ended = daemon::run(loaded.config, stop.clone()) => ended,
+            ended = Box::pin(daemon::run(loaded.config, stop.clone())) => ended,
             () = listener.listen(stop.clone()) => return Ok(Exit::Failed),
         };
         match ended {

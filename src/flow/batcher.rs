@@ -4,7 +4,7 @@
 //! time takes what has gathered. The next starts when the last has ended and enough is there, or somebody waits for
 //! an update, or the oldest has waited long enough. A full channel makes the producers wait.
 
-use crate::{config::Problems, metrics::BatcherMetrics};
+use crate::{config::Problems, metrics::BatcherMetrics, pulse::Pulse};
 use serde::{Deserialize, Serialize};
 use std::{
     future::Future,
@@ -121,12 +121,13 @@ impl<U> Sender<U> {
         let bytes = Arc::clone(&self.bytes).acquire_many_owned(kilobytes).await;
         let (Ok(room), Ok(bytes)) = (room, bytes) else { return Err(Ended(update)) };
         self.watch_fullness();
+        self.metrics.updates.inc_by(u64::from(weight.updates));
         let queued = Queued { update, weight, since: Instant::now(), _room: room, _bytes: bytes };
         self.queue.send(queued).map_err(|refused| Ended(refused.0.update))
     }
 
     fn watch_fullness(&self) {
-        let fullness = 1.0 - self.room.available_permits() as f64 / f64::from(self.capacity);
+        let fullness = fullness(&self.room, self.capacity);
         self.metrics.channel_fullness.set(fullness);
         if fullness < NEARLY_FULL {
             return;
@@ -146,7 +147,9 @@ pub struct Batcher<W: Writer> {
     config: Config,
     queue: mpsc::UnboundedReceiver<Queued<W::Update>>,
     writer: W,
+    room: Arc<Semaphore>,
     metrics: BatcherMetrics,
+    pulse: Pulse,
 }
 
 /// A channel of the configured size with `writer` at its end.
@@ -164,20 +167,35 @@ pub fn channel<W: Writer>(
         metrics: metrics.clone(),
         warned: Arc::default(),
     };
-    (sender, Batcher { config: config.clone(), queue: receiver, writer, metrics })
+    let room = Arc::clone(&sender.room);
+    let batcher =
+        Batcher { config: config.clone(), queue: receiver, writer, room, metrics, pulse: Pulse::default() };
+    (sender, batcher)
+}
+
+/// The share of the channel that is in use.
+fn fullness(room: &Semaphore, capacity: u32) -> f64 {
+    1.0 - room.available_permits() as f64 / f64::from(capacity)
 }
 
 impl<W: Writer> Batcher<W> {
+    /// Has its turns watched.
+    pub fn watched(self, pulse: Pulse) -> Self {
+        Self { pulse, ..self }
+    }
+
     /// Writes what the fibers finish until the last of them has hung up.
     pub async fn run(mut self) {
         while let Some(gathered) = self.gather().await {
             self.flush(gathered).await;
+            self.pulse.turn();
         }
+        self.pulse.end();
     }
 
     /// What the next flush takes; `None` when the walk is over.
     async fn gather(&mut self) -> Option<Vec<Queued<W::Update>>> {
-        let mut gathered = vec![self.queue.recv().await?];
+        let mut gathered = vec![self.first().await?];
         let deadline = tokio::time::Instant::from_std(gathered[0].since) + self.config.max_interval;
         loop {
             while let Ok(more) = self.queue.try_recv() {
@@ -186,10 +204,22 @@ impl<W: Writer> Batcher<W> {
             if self.is_due(&gathered) {
                 return Some(gathered);
             }
-            match tokio::time::timeout_at(deadline, self.queue.recv()).await {
+            let more = tokio::time::timeout_at(deadline, self.queue.recv());
+            match self.pulse.outside(more).await {
                 Ok(Some(more)) => gathered.push(more),
                 // Waited long enough, or nobody is left to add anything.
                 Ok(None) | Err(_) => return Some(gathered),
+            }
+        }
+    }
+
+    /// Waits for the first update. Rightly, as long as there is none.
+    async fn first(&mut self) -> Option<Queued<W::Update>> {
+        loop {
+            match tokio::time::timeout(self.pulse.tick(), self.queue.recv()).await {
+                Ok(first) => return first,
+                Err(_) if self.queue.is_empty() => self.pulse.turn(),
+                Err(_) => {}
             }
         }
     }
@@ -204,7 +234,10 @@ impl<W: Writer> Batcher<W> {
         let updates: u32 = gathered.iter().map(|queued| queued.weight.updates).sum();
         let waited: Vec<(Instant, u32)> = gathered.iter().map(|q| (q.since, q.weight.updates)).collect();
         // Taking the updates makes room: the fibers fill the channel while this flush is under way.
-        self.writer.write(gathered.into_iter().map(|queued| queued.update).collect()).await;
+        let updates_only = gathered.into_iter().map(|queued| queued.update).collect();
+        self.metrics.channel_fullness.set(fullness(&self.room, self.config.capacity.get()));
+        // An error is the writer's to outlast: a flush takes as long as the database is away.
+        self.pulse.outside(self.writer.write(updates_only)).await;
         let took = began.elapsed();
         self.metrics.flush_size.observe(f64::from(updates));
         self.metrics.flush_seconds.observe(took.as_secs_f64());

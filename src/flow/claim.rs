@@ -4,9 +4,12 @@ use super::{fiber::Bench, held::Held, rivals::Rival, solo::Company};
 use crate::{
     backoff,
     config::Problems,
+    failpoint,
     handler::Intake,
     liveness::identity::Identity,
+    metrics::Work,
     periodic::describe,
+    pulse::Pulse,
     queue::{self, Mode},
     store::{
         LONGEST_BACKOFF,
@@ -79,6 +82,7 @@ pub struct Dispatcher {
     pub writable: watch::Receiver<bool>,
     /// Claim nothing more. Comes before the stop of this stage, which waits for the stages before it.
     pub drain: CancellationToken,
+    pub pulse: Pulse,
 }
 
 /// The state of a running dispatcher.
@@ -106,6 +110,8 @@ impl Dispatcher {
             next_solo_look: Instant::now(),
         };
         running.dispatch(&drain).await;
+        // From here on the drain has its own limit.
+        running.dispatcher.pulse.end();
         running.adopt_last().await;
         while let Some(ended) = running.fibers.join_next().await {
             report(ended);
@@ -118,12 +124,15 @@ impl Running {
     /// A claim that has begun is finished: what it claimed must be started or given back.
     async fn dispatch(&mut self, stop: &CancellationToken) {
         let mut failures = 0;
+        let pulse = self.dispatcher.pulse.clone();
         while let Some((permits, company)) = stop.run_until_cancelled(self.idle_fibers()).await {
             if stop.is_cancelled() {
                 // The last fibers became idle because of it.
                 return;
             }
-            let pause = match self.claim_for(permits, company).await {
+            pulse.turn();
+            failpoint!("claim.turn");
+            let pause = match pulse.outside(self.claim_for(permits, company)).await {
                 Ok(claimed) => {
                     failures = 0;
                     if claimed > 0 {
@@ -142,7 +151,7 @@ impl Running {
             };
             // Until somebody submits, or it is time to look again.
             let woken = tokio::time::timeout(pause, self.dispatcher.rival.woken());
-            if stop.run_until_cancelled(woken).await.is_none() {
+            if stop.run_until_cancelled(pulse.outside(woken)).await.is_none() {
                 return;
             }
         }
@@ -171,11 +180,16 @@ impl Running {
         while let Some(ended) = self.fibers.try_join_next() {
             report(ended);
         }
+        let pulse = self.dispatcher.pulse.clone();
         // The gate's other end lives in the batcher; without it there is nothing to claim for.
-        if self.dispatcher.writable.wait_for(|open| *open).await.is_err() {
+        let mut gate = self.dispatcher.writable.clone();
+        let shut = || !*self.dispatcher.writable.borrow();
+        if pulse.outside_while(shut, gate.wait_for(|open| *open)).await.is_err() {
             std::future::pending::<()>().await;
         }
-        let Ok(first) = Arc::clone(&self.idle).acquire_owned().await else {
+        let all_busy = || self.idle.available_permits() == 0;
+        let idle = Arc::clone(&self.idle).acquire_owned();
+        let Ok(first) = pulse.outside_while(all_busy, idle).await else {
             return std::future::pending().await;
         };
         let mut permits = vec![first];
@@ -184,8 +198,9 @@ impl Running {
         {
             permits.push(more);
         }
-        let company = self.dispatcher.bench.room.enter().await;
-        self.dispatcher.bench.lease.valid().await;
+        let bench = &self.dispatcher.bench;
+        let company = pulse.outside(bench.room.enter()).await;
+        pulse.outside_while(|| !bench.lease.is_valid(), bench.lease.valid()).await;
         (permits, company)
     }
 
@@ -195,9 +210,14 @@ impl Running {
         mut permits: Vec<OwnedSemaphorePermit>,
         company: Company,
     ) -> Result<usize, BlockError> {
+        let began = Instant::now();
         let claimed = self.claim(permits.len()).await?;
         let count = claimed.len();
-        self.dispatcher.bench.metrics.blocks.inc_by(count as u64);
+        let (metrics, queue) = (&self.dispatcher.bench.metrics, &self.dispatcher.queue);
+        metrics.walk.claimed(queue, Work::Rows, began.elapsed());
+        metrics.blocks.inc_by(count as u64);
+        let waits = claimed.iter().filter_map(|block| block.waited);
+        waits.for_each(|waited| metrics.walk.picked_up(queue, Work::Rows, waited));
         for block in claimed {
             self.start(block, permits.pop(), company.clone());
         }

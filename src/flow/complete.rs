@@ -24,7 +24,10 @@ use crate::{
 };
 use deadpool_postgres::PoolError;
 use serde::{Deserialize, Serialize};
-use std::{num::NonZeroU32, time::Duration};
+use std::{
+    num::NonZeroU32,
+    time::{Duration, Instant},
+};
 
 /// The `[completion]` section.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -171,11 +174,13 @@ impl Completer {
         outputs: Option<&Json>,
     ) -> Result<Completion, CompleteError> {
         let failed = |source| CompleteError::Query { id, source };
+        let began = Instant::now();
         failpoint!("complete.counted");
         let answer = batches::complete(client, id, closed, outputs).await.map_err(failed)?;
         failpoint!("complete.committed");
         if answer == Completion::Completed {
             self.metrics.batches_completed.inc();
+            self.metrics.walk.completions.observe(began.elapsed().as_secs_f64());
             tracing::info!(scope = id, rows = closed.map(|c| c.rows), "finished");
             self.tell(client, id).await;
         }

@@ -16,7 +16,7 @@ use crate::{
     handler::{Entry, Intake, Outcome, Registry, RowCall},
     json::Json,
     liveness::lease::Lease,
-    metrics::Metrics,
+    metrics::{Call, Metrics},
     objects::file_name_problem,
     periodic::describe,
     store::{
@@ -26,6 +26,7 @@ use crate::{
     },
 };
 use futures::FutureExt;
+use prometheus_client::metrics::histogram::Histogram;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
@@ -155,6 +156,7 @@ impl Bench {
             return self.leave(&block, end).await;
         };
         let post = self.watch.post(block.reference, &block.command);
+        let rows_took = self.metrics.walk.handler(&block.command, Call::Row);
         let mut work = Work {
             bench: self,
             block: &block,
@@ -167,6 +169,7 @@ impl Bench {
             close: Close::default(),
             next_line: block.first,
             post: &post,
+            rows_took: &rows_took,
         };
         let end = work.run().await;
         work.finish(end).await;
@@ -273,6 +276,8 @@ struct Work<'a> {
     /// The first line that has not been run.
     next_line: i32,
     post: &'a Guard,
+    /// The times of single rows.
+    rows_took: &'a Histogram,
 }
 
 impl Work<'_> {
@@ -339,12 +344,15 @@ impl Work<'_> {
             attempt: self.block.attempt,
         };
         let (bench, cancel, handler) = (self.bench, self.cancel, &*self.entry.handler);
-        let post = self.post;
+        let (post, took) = (self.post, self.rows_took);
         let handling = async {
             let run = async {
                 bench.lease.valid().await;
                 post.begin(row.line, timeout);
-                handler::run_row(handler, call, timeout).await
+                let began = Instant::now();
+                let outcome = handler::run_row(handler, call, timeout).await;
+                took.observe(began.elapsed().as_secs_f64());
+                outcome
             };
             tokio::select! {
                 biased;
@@ -389,9 +397,11 @@ impl Work<'_> {
                 Err(problem) => (Verdict::Failed(storable(problem)), None),
             },
             Outcome::Failed(error) => (Verdict::Failed(storable(error)), None),
-            Outcome::Retry { after, .. } if attempt < self.max_attempts() => {
+            Outcome::Retry { error, after } if attempt < self.max_attempts() => {
                 let wait = after.unwrap_or_else(|| self.bench.retry.delay(attempt as u32));
+                self.bench.metrics.row_retries.inc();
                 self.close.retry.push(line);
+                self.close.error = Some(storable(error));
                 self.close.retry_after = self.close.retry_after.max(wait);
                 return;
             }
@@ -430,7 +440,10 @@ impl Work<'_> {
                 self.close.give_back.retain(|line| !self.close.retry.contains(line));
             }
             // Rows without a result are aborted by derivation; another try of any would only be in the way.
-            End::Aborted => self.close.retry.clear(),
+            End::Aborted => {
+                self.close.retry.clear();
+                self.close.error = None;
+            }
             End::Fenced => {
                 // What was done and not handed over, and the row that was cut off.
                 self.bench.metrics.fenced.inc_by(self.chunk.len() as u64 + 1);

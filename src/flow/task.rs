@@ -10,9 +10,11 @@ use super::{
 use crate::{
     handler::{self, TaskCall, TaskDone, TaskOutcome},
     json::Json,
+    metrics::Call,
     store::tasks::{self, Finished, Task, TaskEnd, TaskWrite},
 };
 use serde::Serialize;
+use std::time::Instant;
 
 impl Bench {
     /// Runs a task beside others; or, when it must be alone, when they are gone.
@@ -69,7 +71,11 @@ impl Bench {
         let call = TaskCall { task, timeout };
         let run = async {
             self.lease.valid().await;
-            handler::run_task(&*entry.handler, call).await
+            let began = Instant::now();
+            let outcome = handler::run_task(&*entry.handler, call).await;
+            let took = self.metrics.walk.handler(&task.command, Call::Task);
+            took.observe(began.elapsed().as_secs_f64());
+            outcome
         };
         let outcome = tokio::select! {
             biased;

@@ -4,7 +4,9 @@ use super::{fiber::Bench, rivals::Rival, solo::Company};
 use crate::{
     backoff,
     liveness::identity::Identity,
+    metrics::Work,
     periodic::describe,
+    pulse::Pulse,
     queue::{self, Mode},
     store::{
         LONGEST_BACKOFF,
@@ -55,6 +57,7 @@ pub struct TaskDispatcher {
     pub writable: watch::Receiver<bool>,
     /// Stop claiming; what is in hand comes to its end.
     pub drain: CancellationToken,
+    pub pulse: Pulse,
 }
 
 struct Running {
@@ -79,6 +82,8 @@ impl TaskDispatcher {
             next_solo_look: Instant::now(),
         };
         running.dispatch(&drain).await;
+        // From here on the drain has its own limit.
+        running.dispatcher.pulse.end();
         running.adopt_last().await;
         while running.fibers.join_next().await.is_some() {}
         stop.cancelled().await;
@@ -88,7 +93,9 @@ impl TaskDispatcher {
 impl Running {
     async fn dispatch(&mut self, stop: &CancellationToken) {
         let mut failures = 0;
+        let pulse = self.dispatcher.pulse.clone();
         while !stop.is_cancelled() {
+            pulse.turn();
             let pause = match self.round(stop).await {
                 Ok(claimed) => {
                     failures = 0;
@@ -107,7 +114,7 @@ impl Running {
                 }
             };
             let woken = tokio::time::timeout(pause, self.dispatcher.rival.woken());
-            if stop.run_until_cancelled(woken).await.is_none() {
+            if stop.run_until_cancelled(pulse.outside(woken)).await.is_none() {
                 return;
             }
         }
@@ -116,26 +123,36 @@ impl Running {
     /// Looks whether there is anything before it takes a fiber away from the queue's rows.
     async fn round(&mut self, stop: &CancellationToken) -> Result<usize, TaskClaimError> {
         while self.fibers.try_join_next().is_some() {}
-        let client = self.dispatcher.bench.store.general.get().await?;
-        let due = tasks::due(&client, &self.dispatcher.queue).await?;
-        drop(client);
+        let pulse = self.dispatcher.pulse.clone();
+        let due = pulse.outside(self.is_anything_due()).await?;
         if !due && self.doubtful.is_empty() {
             self.dispatcher.rival.claimed(0, false);
             return Ok(0);
         }
         // Waiting for a fiber may be cut short; a claim that has begun is finished.
         match stop.run_until_cancelled(self.idle_fibers()).await {
-            Some((permits, company)) => self.claim_for(permits, company).await,
+            Some((permits, company)) => pulse.outside(self.claim_for(permits, company)).await,
             None => Ok(0),
         }
     }
 
+    async fn is_anything_due(&self) -> Result<bool, TaskClaimError> {
+        let client = self.dispatcher.bench.store.general.get().await?;
+        Ok(tasks::due(&client, &self.dispatcher.queue).await?)
+    }
+
     /// Waits until a fiber is idle, outcomes can be written, the lease is valid and nobody is to be alone.
     async fn idle_fibers(&mut self) -> (Vec<OwnedSemaphorePermit>, Company) {
-        if self.dispatcher.writable.wait_for(|open| *open).await.is_err() {
+        let dispatcher = &self.dispatcher;
+        let pulse = &dispatcher.pulse;
+        let mut gate = dispatcher.writable.clone();
+        let shut = || !*dispatcher.writable.borrow();
+        if pulse.outside_while(shut, gate.wait_for(|open| *open)).await.is_err() {
             std::future::pending::<()>().await;
         }
-        let Ok(first) = Arc::clone(&self.dispatcher.idle).acquire_owned().await else {
+        let all_busy = || dispatcher.idle.available_permits() == 0;
+        let idle = Arc::clone(&dispatcher.idle).acquire_owned();
+        let Ok(first) = pulse.outside_while(all_busy, idle).await else {
             return std::future::pending().await;
         };
         let mut permits = vec![first];
@@ -144,8 +161,9 @@ impl Running {
         {
             permits.push(more);
         }
-        let company = self.dispatcher.bench.room.enter().await;
-        self.dispatcher.bench.lease.valid().await;
+        let bench = &dispatcher.bench;
+        let company = pulse.outside(bench.room.enter()).await;
+        pulse.outside_while(|| !bench.lease.is_valid(), bench.lease.valid()).await;
         (permits, company)
     }
 
@@ -154,6 +172,7 @@ impl Running {
         mut permits: Vec<OwnedSemaphorePermit>,
         company: Company,
     ) -> Result<usize, TaskClaimError> {
+        let began = Instant::now();
         let client = self.dispatcher.bench.store.claims.get().await?;
         let mut claimed = Vec::new();
         let ended = self.claim_into(&mut claimed, &client, permits.len()).await;
@@ -162,6 +181,10 @@ impl Running {
             drop(Object::take(client));
         }
         let count = claimed.len();
+        let (walk, queue) = (&self.dispatcher.bench.metrics.walk, &self.dispatcher.queue);
+        walk.claimed(queue, Work::Tasks, began.elapsed());
+        let waits = claimed.iter().filter_map(|task| task.waited);
+        waits.for_each(|waited| walk.picked_up(queue, Work::Tasks, waited));
         for task in claimed {
             self.start(task, permits.pop(), company.clone());
         }

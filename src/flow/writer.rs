@@ -19,7 +19,7 @@ use crate::{
         flush::{self, BlockWrite, Close, RowWrite, Verdict, Written},
         tasks::{TaskEnd, TaskWrite},
     },
-    supervisor::Health,
+    supervisor::{Health, WRITES},
 };
 use deadpool_postgres::Pool;
 use std::{collections::HashMap, time::Duration};
@@ -61,9 +61,6 @@ pub struct OutcomeWriter {
     pub gate: Gate,
     pub metrics: Metrics,
 }
-
-/// The name under which the readiness knows us.
-const PART: &str = "writes";
 
 impl Writer for OutcomeWriter {
     type Update = Update;
@@ -262,9 +259,12 @@ impl OutcomeWriter {
         );
     }
 
-    fn hold(&self, tries: u32, error: &dyn std::error::Error) {
+    fn hold(&self, tries: u32, error: &(dyn std::error::Error + 'static)) {
         self.gate.0.send_if_modified(|open| std::mem::replace(open, false));
-        self.health.unready(PART, "outcomes cannot be written");
+        // The first line only: PostgreSQL's DETAIL, on the next, quotes the row.
+        let said = describe(error);
+        let reason = said.lines().next().unwrap_or_default();
+        self.health.unready(WRITES, format!("outcomes cannot be written: {reason}"));
         if tries == 1 {
             tracing::warn!(error = %error, "a flush failed; keeping its outcomes and trying again");
         }
@@ -272,7 +272,7 @@ impl OutcomeWriter {
 
     fn recovered(&self) {
         if self.gate.0.send_if_modified(|open| !std::mem::replace(open, true)) {
-            self.health.ready(PART);
+            self.health.ready(WRITES);
             tracing::info!("outcomes can be written again");
         }
     }
@@ -281,6 +281,9 @@ impl OutcomeWriter {
     fn settle(&self, blocks: &[BlockWrite], written: &[Written]) {
         for (block, answer) in blocks.iter().zip(written) {
             let reference = block.block;
+            if matches!(answer, Written::Held { succeeded, failed } if succeeded + failed > 0) {
+                self.metrics.batcher.tallies.inc();
+            }
             match answer {
                 Written::Held { succeeded, failed } => self.metrics.count_rows(*succeeded, *failed),
                 Written::NotHeld => {

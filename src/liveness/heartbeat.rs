@@ -7,7 +7,10 @@
 mod beats;
 mod tracking;
 
-use super::{Backend, Config, RedisConfig, identity::Identity, lease::Lease, roll::Roll, session::Session};
+use super::{
+    Backend, Config, RedisConfig, identity::Identity, lease::Lease, presence::Presence, roll::Roll,
+    session::Session,
+};
 use crate::{
     flow::held::Held,
     metrics::Metrics,
@@ -22,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub struct Heartbeat {
     pub config: Config,
     pub redis: RedisConfig,
+    pub presence: Presence,
     pub target: Target,
     pub enlisted: Enlisted,
     pub identity: Identity,
@@ -69,7 +73,7 @@ impl Heartbeat {
 
     async fn live(self, stop: CancellationToken) -> Result<(), HeartbeatError> {
         let roll = match self.config.backend {
-            Backend::Redis => Some(Roll::open(&self.redis, &self.metrics)?),
+            Backend::Redis => Some(Roll::open(&self.redis, &self.presence)?),
             Backend::Postgres => None,
         };
         let missing = tokio::sync::Notify::new();

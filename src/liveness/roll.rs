@@ -5,9 +5,10 @@
 
 use super::{
     RedisConfig,
+    presence::{Presence, Witness},
     redis::{self, CALL_LIMIT, RedisError},
 };
-use crate::{metrics::Metrics, worker_id::WorkerId};
+use crate::worker_id::WorkerId;
 use fred::{
     clients::Client,
     error::{Error, ErrorKind},
@@ -24,9 +25,8 @@ use std::{
 trait Command<T>: Future<Output = Result<T, Error>> + Send {}
 impl<T, F: Future<Output = Result<T, Error>> + Send> Command<T> for F {}
 
-const BETWEEN_WARNINGS: Duration = Duration::from_secs(300);
-/// When the absence was last told of: by the process, whose parts each have a client of their own.
-static WARNED: Mutex<Option<std::time::Instant>> = Mutex::new(None);
+/// A client that has only just been made gets this long to connect before Redis counts as away.
+const FIRST_CONNECT: Duration = Duration::from_secs(2);
 
 /// Redis is away, or said something we cannot use. Either way: do without.
 #[derive(Debug, thiserror::Error)]
@@ -40,17 +40,16 @@ pub struct Roll {
     client: Client,
     prefix: String,
     connection: Arc<Mutex<Option<ConnectHandle>>>,
-    up: Arc<Mutex<Option<bool>>>,
-    metrics: Metrics,
+    witness: Arc<Witness>,
 }
 
 impl Roll {
     /// A client that connects, and connects again, on the current runtime for as long as it lives.
-    pub fn open(config: &RedisConfig, metrics: &Metrics) -> Result<Self, RedisError> {
+    pub fn open(config: &RedisConfig, presence: &Presence) -> Result<Self, RedisError> {
         let client = redis::client(config)?;
         let connection = Arc::new(Mutex::new(Some(client.connect())));
-        let (prefix, metrics) = (config.key_prefix.clone(), metrics.clone());
-        Ok(Self { client, prefix, connection, up: Arc::default(), metrics })
+        let witness = Arc::new(presence.witness());
+        Ok(Self { client, prefix: config.key_prefix.clone(), connection, witness })
     }
 
     pub fn client(&self) -> &Client {
@@ -142,6 +141,10 @@ impl Roll {
         let command = command.boxed();
         async move {
             self.revive();
+            if self.witness.is_new() {
+                // Whether it came or not is seen in the next line.
+                let _ = tokio::time::timeout(FIRST_CONNECT, self.client.wait_for_connect()).await;
+            }
             if !self.client.is_connected() {
                 return Err(None);
             }
@@ -164,7 +167,7 @@ impl Roll {
     fn judge<T>(&self, answer: Result<T, Option<Error>>) -> Result<T, Away> {
         match answer {
             Ok(value) => {
-                self.note(true, "");
+                self.witness.note(true, "");
                 Ok(value)
             }
             // A refusal of one command is not an absence.
@@ -172,34 +175,10 @@ impl Roll {
             Err(error) => {
                 let reason = error
                     .map_or("not connected, or no answer in time".to_owned(), |e| e.details().to_owned());
-                self.note(false, &reason);
+                self.witness.note(false, &reason);
                 Err(Away { reason })
             }
         }
-    }
-
-    /// Said once when it goes and once when it comes back.
-    fn note(&self, up: bool, reason: &str) {
-        self.metrics.redis_up.set(up.into());
-        let mut before = self.up.lock().unwrap_or_else(PoisonError::into_inner);
-        match (before.replace(up), up) {
-            (Some(false), true) => tracing::info!("Redis is back"),
-            (None | Some(true), false) if Self::is_news() => {
-                tracing::warn!(reason, "Redis is away; PostgreSQL alone keeps the heartbeats meanwhile");
-            }
-            (None | Some(true), false) => tracing::debug!(reason, "Redis is away again"),
-            _ => {}
-        }
-    }
-
-    /// A Redis that comes and goes is told of once, not at every turn.
-    fn is_news() -> bool {
-        let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
-        let news = warned.is_none_or(|last| last.elapsed() > BETWEEN_WARNINGS);
-        if news {
-            *warned = Some(std::time::Instant::now());
-        }
-        news
     }
 
     fn heartbeat(&self, id: &str) -> String {

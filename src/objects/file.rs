@@ -40,6 +40,11 @@ impl FileStore {
         self.calls.wait().await;
     }
 
+    /// The directories that a first write would make, the innermost first.
+    pub(super) fn missing_dirs(&self) -> Vec<PathBuf> {
+        self.root.ancestors().take_while(|dir| !dir.exists()).map(Path::to_path_buf).collect()
+    }
+
     pub(super) fn path(&self, key: &Key) -> PathBuf {
         self.root.join(key.as_str())
     }

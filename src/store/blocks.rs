@@ -32,6 +32,8 @@ pub struct Block {
     pub fresh: bool,
     /// A line that some process died with: it runs with nothing beside it.
     pub solo: bool,
+    /// Seconds from the submit of the batch, or from being due, to this claim. `None`: there was work before it.
+    pub waited: Option<f64>,
 }
 
 /// What a claim wants.
@@ -227,7 +229,7 @@ pub async fn mark_alone_if_held(client: &Object, block: BlockRef) -> Result<bool
 
 /// The blocks that hold these tokens.
 pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Block>, BlockError> {
-    const SQL: &str = "SELECT id, token, batch_id, first_line, last_line, lines, command, attempt, solo
+    const SQL: &str = "SELECT id, token, batch_id, first_line, last_line, lines, command, attempt, solo, NULL::float8 AS waited
                          FROM musterd.blocks WHERE worker IS NOT NULL AND token = ANY ($1)";
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare finding blocks"))?;
     let rows = client.query(&statement, &[&tokens]).await.map_err(failed("find blocks by token"))?;
@@ -245,6 +247,7 @@ impl Block {
             attempt: row.get("attempt"),
             fresh,
             solo: row.get("solo"),
+            waited: row.get("waited"),
         }
     }
 

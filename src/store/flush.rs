@@ -39,6 +39,8 @@ pub enum Verdict {
 pub struct Close {
     pub retry: Vec<i32>,
     pub retry_after: Duration,
+    /// What one of the rows to be tried again failed with.
+    pub error: Option<String>,
     /// Not started: no attempt is charged.
     pub give_back: Vec<i32>,
 }
@@ -91,8 +93,8 @@ pub async fn write_if_held(client: &Object, blocks: &[BlockWrite]) -> Result<Vec
         &rows.error,
         &rows.outputs,
     ];
-    let close_params: Params<'_, 6> =
-        [&ends.id, &ends.token, &ends.wait, &ends.slot, &ends.retry, &ends.line];
+    let close_params: Params<'_, 7> =
+        [&ends.id, &ends.token, &ends.wait, &ends.slot, &ends.retry, &ends.line, &ends.error];
     let close = async {
         match ends.id.is_empty() {
             true => Ok(0),
@@ -198,23 +200,25 @@ impl<'a> RowColumns<'a> {
 
 /// The blocks that end, and their lines that come back.
 #[derive(Default)]
-struct CloseColumns {
+struct CloseColumns<'a> {
     id: Vec<i64>,
     token: Vec<Uuid>,
     wait: Vec<f64>,
     slot: Vec<i32>,
     retry: Vec<bool>,
     line: Vec<i32>,
+    error: Vec<Option<&'a str>>,
 }
 
-impl CloseColumns {
-    fn of(blocks: &[BlockWrite]) -> Self {
+impl<'a> CloseColumns<'a> {
+    fn of(blocks: &'a [BlockWrite]) -> Self {
         let mut columns = Self::default();
         for (block, close) in blocks.iter().filter_map(|block| Some((block, block.close.as_ref()?))) {
             let slot = slot(columns.id.len());
             columns.id.push(block.block.id);
             columns.token.push(block.block.token);
             columns.wait.push(close.retry_after.as_secs_f64());
+            columns.error.push(close.error.as_deref());
             for (lines, retry) in [(&close.retry, true), (&close.give_back, false)] {
                 for line in lines {
                     columns.slot.push(slot);

@@ -17,6 +17,15 @@ pub struct Lane {
     pub capable: i64,
     /// The scope a structured queue is working on.
     pub focus: Option<i64>,
+    /// Of those that serve the queue, the ones that cannot write outcomes, and why not.
+    pub troubled: Vec<Troubled>,
+}
+
+/// A live worker that cannot write what it has done.
+#[derive(Clone, Debug)]
+pub struct Troubled {
+    pub worker: String,
+    pub trouble: String,
 }
 
 /// Seconds without a beat after which a worker is not counted here.
@@ -38,7 +47,12 @@ pub async fn lane(client: &impl GenericClient, queue: &str, command: Option<&str
                  CROSS JOIN (SELECT COALESCE(pg_catalog.array_agg(DISTINCT c), '{}') AS all
                                FROM w, pg_catalog.unnest(w.commands) c WHERE $1 = ANY (w.queues)) c
                  WHERE q.name = $1 AND q.mode = 'structured') AS focus";
+    const TROUBLED: &str = "SELECT w.id, w.trouble FROM musterd.workers w
+         WHERE w.state IN ('alive', 'draining') AND $1 = ANY (w.queues) AND w.trouble IS NOT NULL
+           AND w.seen_at > pg_catalog.now() - pg_catalog.make_interval(secs => $2) ORDER BY w.id";
     let row = client.query_one(SQL, &[&queue, &command, &SILENT_SECONDS]).await?;
+    let troubled = client.query(TROUBLED, &[&queue, &SILENT_SECONDS]).await?;
+    let troubled = troubled.iter().map(|row| Troubled { worker: row.get(0), trouble: row.get(1) }).collect();
     Ok(Lane {
         queue: queue.to_owned(),
         paused: row.get("paused"),
@@ -47,6 +61,7 @@ pub async fn lane(client: &impl GenericClient, queue: &str, command: Option<&str
         serving: row.get("serving"),
         capable: row.get("capable"),
         focus: row.get("focus"),
+        troubled,
     })
 }
 
@@ -69,6 +84,10 @@ pub struct BatchFacts {
     pub blocks_owned: i64,
     pub blocks_due: i64,
     pub next_due: Option<Timestamp>,
+    /// Rows that wait for another try, the try they wait for, and what one of them failed with.
+    pub retrying: i64,
+    pub next_attempt: Option<i32>,
+    pub last_error: Option<String>,
     /// Rows of the last minute.
     pub recent: i64,
     pub last_tally: Option<Timestamp>,
@@ -88,6 +107,7 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
                  WHERE k.batch_id = b.id AND k.worker IS NULL AND k.available_at <= pg_catalog.now()) AS blocks_due,
                (SELECT NULLIF(pg_catalog.min(k.available_at), 'infinity') FROM musterd.blocks k
                  WHERE k.batch_id = b.id AND k.worker IS NULL AND k.available_at > pg_catalog.now()) AS next_due,
+               r.retrying, r.next_attempt, r.last_error,
                (SELECT COALESCE(pg_catalog.sum(y.succeeded + y.failed), 0)::bigint FROM musterd.tallies y
                  WHERE y.batch_id = b.id AND y.at > pg_catalog.now() - interval '1 minute') AS recent,
                (SELECT pg_catalog.max(y.at) FROM musterd.tallies y WHERE y.batch_id = b.id) AS last_tally,
@@ -96,6 +116,12 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
           FROM musterd.batches b
           JOIN musterd.tasks t ON t.id = b.id
           JOIN musterd.batch_progress p ON p.id = b.id
+         CROSS JOIN LATERAL (
+               SELECT COALESCE(pg_catalog.sum(COALESCE(pg_catalog.cardinality(k.lines), k.last_line - k.first_line + 1)), 0)::bigint
+                          AS retrying,
+                      pg_catalog.max(k.attempt) AS next_attempt,
+                      (pg_catalog.array_agg(k.error ORDER BY k.id DESC) FILTER (WHERE k.error IS NOT NULL))[1] AS last_error
+                 FROM musterd.blocks k WHERE k.batch_id = b.id AND k.worker IS NULL AND k.attempt > 1) r
          WHERE b.id = $1";
     let Some(row) = client.query_opt(SQL, &[&id]).await? else { return Ok(None) };
     let mut facts = BatchFacts {
@@ -115,6 +141,9 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
         blocks_owned: row.get("blocks_owned"),
         blocks_due: row.get("blocks_due"),
         next_due: row.get("next_due"),
+        retrying: row.get("retrying"),
+        next_attempt: row.get("next_attempt"),
+        last_error: row.get("last_error"),
         recent: row.get("recent"),
         last_tally: row.get("last_tally"),
         error: row.get("error"),
@@ -141,24 +170,27 @@ pub struct Horizon {
     pub seconds: f64,
     pub application: String,
     pub state: String,
+    /// The statement that runs, or that ran last.
+    pub query: String,
 }
 
-/// Younger ones are everyday life.
-const OLD_SECONDS: f64 = 300.0;
-
-pub async fn horizon(client: &impl GenericClient) -> Result<Option<Horizon>, Error> {
+/// The oldest of this database's transactions that are older than `old` seconds and hold the horizon.
+pub async fn horizon(client: &impl GenericClient, old: f64) -> Result<Option<Horizon>, Error> {
     const SQL: &str = "SELECT a.pid, EXTRACT(EPOCH FROM pg_catalog.now() - a.xact_start)::float8 AS seconds,
-               COALESCE(a.application_name, '') AS application, COALESCE(a.state, '') AS state
+               COALESCE(a.application_name, '') AS application, COALESCE(a.state, '') AS state,
+               COALESCE(a.query, '') AS query
           FROM pg_catalog.pg_stat_activity a
          WHERE a.backend_xmin IS NOT NULL AND a.pid <> pg_catalog.pg_backend_pid()
-           AND a.xact_start < pg_catalog.now() - pg_catalog.make_interval(secs => $1)
-         ORDER BY a.xact_start LIMIT 1";
-    let row = client.query_opt(SQL, &[&OLD_SECONDS]).await?;
+           AND (a.datname = pg_catalog.current_database() OR a.backend_type = 'walsender')
+           AND a.xact_start <= pg_catalog.now() - pg_catalog.make_interval(secs => $1)
+         ORDER BY pg_catalog.age(a.backend_xmin) DESC, a.xact_start LIMIT 1";
+    let row = client.query_opt(SQL, &[&old]).await?;
     Ok(row.map(|row| Horizon {
         pid: row.get("pid"),
         seconds: row.get("seconds"),
         application: row.get("application"),
         state: row.get("state"),
+        query: row.get("query"),
     }))
 }
 

@@ -32,6 +32,8 @@ pub struct Task {
     pub solo_crashes: i32,
     pub timeout: Option<Duration>,
     pub traceparent: Option<String>,
+    /// Seconds from being due to this claim.
+    pub waited: Option<f64>,
 }
 
 /// What a claim wants.
@@ -126,7 +128,7 @@ pub async fn mark_alone_if_held(client: &Object, task: TaskRef) -> Result<bool, 
 pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Task>, Error> {
     const SQL: &str =
         "SELECT id, token, parent_id, queue, command, payload, attempt, max_attempts, crashes, solo_crashes,
-               traceparent, (EXTRACT(EPOCH FROM timeout) * 1000)::bigint AS timeout_ms
+               traceparent, (EXTRACT(EPOCH FROM timeout) * 1000)::bigint AS timeout_ms, NULL::float8 AS waited
           FROM musterd.tasks WHERE worker IS NOT NULL AND state = 'running' AND token = ANY ($1)";
     let statement = client.prepare_cached(SQL).await?;
     Ok(client.query(&statement, &[&tokens]).await?.iter().map(Task::read).collect())
@@ -152,6 +154,7 @@ impl Task {
             solo_crashes: row.get("solo_crashes"),
             timeout: milliseconds.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))),
             traceparent: row.get("traceparent"),
+            waited: row.get("waited"),
         }
     }
 }

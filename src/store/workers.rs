@@ -2,7 +2,10 @@
 
 use crate::{config::Config, handler::Registry, worker_id::WorkerId};
 use serde::Serialize;
-use tokio_postgres::{Client, Error, types::Type};
+use tokio_postgres::{
+    Client, Error,
+    types::{ToSql, Type},
+};
 
 /// Makes a worker known, with its queues and commands.
 pub async fn register(
@@ -95,9 +98,14 @@ pub enum Beat {
 }
 
 /// Renews `seen_at` of a worker that is not dead.
-pub async fn beat_if_living(client: &mut Client, worker: &WorkerId, mood: Mood) -> Result<Beat, Error> {
+pub async fn beat_if_living(
+    client: &mut Client,
+    worker: &WorkerId,
+    mood: Mood,
+    trouble: Option<&str>,
+) -> Result<Beat, Error> {
     const SQL: &str = "UPDATE musterd.workers w
-           SET seen_at = pg_catalog.clock_timestamp(), state = $2
+           SET seen_at = pg_catalog.clock_timestamp(), state = $2, trouble = $3
           FROM (SELECT o.id, o.seen_at FROM musterd.workers o WHERE o.id = $1) o
          WHERE w.id = o.id AND w.state IN ('alive', 'draining')
         RETURNING EXTRACT(EPOCH FROM w.seen_at - o.seen_at)::float8";
@@ -112,7 +120,9 @@ pub async fn beat_if_living(client: &mut Client, worker: &WorkerId, mood: Mood) 
         .read_only(false)
         .start()
         .await?;
-    let rows = transaction.query_typed(SQL, &[(&worker.as_str(), Type::TEXT), (&state, Type::TEXT)]).await?;
+    let said =
+        [(&worker.as_str() as &(dyn ToSql + Sync), Type::TEXT), (&state, Type::TEXT), (&trouble, Type::TEXT)];
+    let rows = transaction.query_typed(SQL, &said).await?;
     transaction.commit().await?;
     Ok(rows.first().map_or(Beat::Refused, |row| Beat::Taken { gap: row.get(0) }))
 }
@@ -132,7 +142,7 @@ pub async fn publish_session_lock(client: &Client, worker: &WorkerId, key: i64) 
 /// The worker has ended in good order. Answers what it still owned: blocks and tasks that others will free.
 pub async fn deregister(client: &Client, worker: &WorkerId) -> Result<i64, Error> {
     const END: &str = "UPDATE musterd.workers
-           SET state = 'stopped', seen_at = pg_catalog.now(), ended_at = pg_catalog.now()
+           SET state = 'stopped', trouble = NULL, seen_at = pg_catalog.now(), ended_at = pg_catalog.now()
          WHERE id = $1 AND state IN ('alive', 'draining')";
     const OWNED: &str = "SELECT (SELECT pg_catalog.count(*) FROM musterd.blocks b WHERE b.worker = $1)
               + (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.worker = $1)";
@@ -154,6 +164,8 @@ pub struct Listed {
     pub blocks: i64,
     pub rows: i64,
     pub tasks: i64,
+    /// Why it cannot write outcomes.
+    pub trouble: Option<String>,
     /// Seconds since its last beat, by the server's clock.
     pub last_beat_seconds: f64,
     pub started_at: jiff::Timestamp,
@@ -165,7 +177,8 @@ pub struct Listed {
 pub async fn list(client: &Client, id: Option<&str>) -> Result<Vec<Listed>, Error> {
     const SQL: &str = "SELECT w.id, w.state, w.host, w.pid, w.version, w.queues, w.commands, h.blocks, h.rows,
                (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.worker = w.id) AS tasks,
-               EXTRACT(EPOCH FROM pg_catalog.now() - w.seen_at)::float8 AS age, w.started_at, w.seen_at, w.ended_at
+               EXTRACT(EPOCH FROM pg_catalog.now() - w.seen_at)::float8 AS age, w.started_at, w.seen_at, w.ended_at,
+               CASE WHEN w.state IN ('alive', 'draining') THEN w.trouble END AS trouble
           FROM musterd.workers w
          CROSS JOIN LATERAL (
                SELECT pg_catalog.count(*) AS blocks,
@@ -191,6 +204,7 @@ impl Listed {
             blocks: row.get("blocks"),
             rows: row.get("rows"),
             tasks: row.get("tasks"),
+            trouble: row.get("trouble"),
             last_beat_seconds: row.get::<_, f64>("age").max(0.0),
             started_at: row.get("started_at"),
             seen_at: row.get("seen_at"),

@@ -1,17 +1,22 @@
 //! Whether the daemon is ready, and what each of its parts is doing.
 
 use super::Stage;
+use crate::pulse::{Pulse, Pulses};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
+use tokio::sync::watch;
 
 /// Why the daemon is not ready, by the part that says so. Empty is ready.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     reasons: Arc<Mutex<BTreeMap<&'static str, String>>>,
     parts: Arc<Mutex<BTreeMap<String, PartReport>>>,
+    pulses: Pulses,
+    changes: watch::Sender<u64>,
 }
 
 /// One part, as the supervisor sees it.
@@ -37,12 +42,46 @@ pub enum PartState {
 }
 
 impl Health {
+    /// The same as the default, with its own limit to how long a loop may stand still.
+    pub fn watching(stuck_after: Duration) -> Self {
+        Self { pulses: Pulses::new(stuck_after), ..Self::default() }
+    }
+
+    /// A loop that says when it turns.
+    pub fn pulse(&self, name: impl Into<String>) -> Pulse {
+        self.pulses.begin(name)
+    }
+
+    /// The loops that stand still though nothing outside holds them up. Empty is alive.
+    pub fn stuck(&self) -> Vec<String> {
+        let told =
+            |(name, since): (String, Duration)| format!("{name}: has not turned for {} s", since.as_secs());
+        self.pulses.stuck().into_iter().map(told).collect()
+    }
+
+    /// Why outcomes cannot be written, for the list of workers.
+    pub fn trouble(&self) -> Option<String> {
+        lock(&self.reasons).get(super::WRITES).cloned()
+    }
+
+    /// Tells of every change of the reasons.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
     pub fn unready(&self, part: &'static str, reason: impl Into<String>) {
-        lock(&self.reasons).insert(part, reason.into());
+        let reason = reason.into();
+        let before = lock(&self.reasons).insert(part, reason.clone());
+        if before != Some(reason) {
+            self.changes.send_modify(|count| *count += 1);
+        }
     }
 
     pub fn ready(&self, part: &'static str) {
-        lock(&self.reasons).remove(part);
+        let before = lock(&self.reasons).remove(part);
+        if before.is_some() {
+            self.changes.send_modify(|count| *count += 1);
+        }
     }
 
     pub fn not_ready_because(&self) -> Vec<String> {

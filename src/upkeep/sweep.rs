@@ -2,6 +2,7 @@
 
 use crate::{
     flow::complete::Checks,
+    metrics::Metrics,
     periodic::{Periodic, Tally},
     store::{Store, batches},
 };
@@ -11,6 +12,7 @@ use deadpool_postgres::PoolError;
 pub struct Sweep {
     pub store: Store,
     pub checks: Checks,
+    pub metrics: Metrics,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +34,7 @@ impl Periodic for Sweep {
             // The same path as after a commit, so that there is only one.
             self.checks.ask(*id);
         }
+        self.metrics.sweep_found.inc_by(found.len() as u64);
         Ok(Tally(found.len() as u64))
     }
 }

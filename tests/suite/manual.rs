@@ -126,32 +126,79 @@ async fn every_command_and_option_is_in_the_command_line_reference() {
     assert!(seen > 7, "{seen} commands");
 }
 
+/// A daemon that has done rows, a retry and a task, and what it then says of itself.
+async fn scraped() -> String {
+    let db = TestDb::new().await;
+    let toml = "[retry]\nbase = \"10ms\"\nmax_attempts = 2\n[handlers.fail]\nfailure = \"error\"\nrate = 1.0";
+    let daemon = Daemon::builder(&db, toml).start();
+    daemon.wait_ready().await;
+    let client = db.client().await;
+    for command in ["noop", "fail"] {
+        let submit = "SELECT musterd.submit_batch(command => $1, rows => ARRAY['1'::jsonb])";
+        client.execute(submit, &[&command]).await.unwrap();
+    }
+    client.execute("SELECT musterd.enqueue('noop')", &[]).await.unwrap();
+    client.execute("SELECT musterd.enqueue('noop', queue => 'nobody-serves-it')", &[]).await.unwrap();
+    eventually(SOON, "rows, a retry and a task are counted", async || {
+        let (_, text) = daemon.get("/metrics").await.unwrap();
+        let is_there = |line: &&str| text.lines().any(|found| found == *line);
+        let wanted = [
+            "musterd_rows_total{outcome=\"succeeded\"} 1",
+            "musterd_rows_total{outcome=\"failed\"} 1",
+            "musterd_row_retries_total 1",
+            "musterd_tasks_total{state=\"succeeded\"} 1",
+            "musterd_batches_completed_total 2",
+            "musterd_blocks_held 0",
+        ];
+        wanted.iter().all(is_there).then_some(text)
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_metric_is_in_the_table_and_every_line_of_it_exists() {
-    let db = TestDb::new().await;
-    let daemon = Daemon::builder(&db, "").start();
-    daemon.wait_ready().await;
-    // Counts with labels appear with their first one.
-    let submit = "SELECT musterd.submit_batch(command => 'noop', rows => ARRAY['1'::jsonb])";
-    let client = db.client().await;
-    client.execute(submit, &[]).await.unwrap();
-    client.execute("SELECT musterd.enqueue('noop')", &[]).await.unwrap();
-    let scrape = eventually(SOON, "a row and a task are counted", async || {
-        let (_, text) = daemon.get("/metrics").await.unwrap();
-        (text.contains("musterd_rows_total") && text.contains("musterd_tasks_total")).then_some(text)
-    })
-    .await;
+    let scrape = scraped().await;
     let types = scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let exposed: BTreeSet<(String, String)> = types
         .map(|(name, kind)| match kind {
             "counter" => (format!("{name}_total"), kind.to_owned()),
+            "info" => (format!("{name}_info"), kind.to_owned()),
             _ => (name.to_owned(), kind.to_owned()),
         })
         .collect();
-    let documented: BTreeSet<(String, String)> = rows(&page("metrics.md"))
-        .into_iter()
-        .filter(|cells| cells.len() >= 3 && cells[0].starts_with("musterd_"))
-        .map(|cells| (cells[0].clone(), cells[1].clone()))
-        .collect();
+    let page = page("metrics.md");
+    let cells = |line: &str| -> Vec<String> {
+        let cells = line.trim().trim_matches('|').split('|');
+        cells.map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
+    };
+    let lines = page.lines().filter(|line| line.starts_with("| `musterd_")).map(cells);
+    let table: Vec<Vec<String>> = lines.filter(|cells| cells.len() == 4).collect();
+    let documented: BTreeSet<(String, String)> =
+        table.iter().map(|cells| (cells[0].clone(), cells[1].clone())).collect();
     assert_eq!(exposed, documented, "/metrics and docs/metrics.md");
+    for (name, kind) in &exposed {
+        let series = if kind == "histogram" { format!("{name}_count") } else { name.clone() };
+        let sample = scrape.lines().find(|line| line.starts_with(&series));
+        let sample = sample.unwrap_or_else(|| panic!("{name} has no sample: {scrape}"));
+        let labels = sample.split_once('{').map_or("", |(_, rest)| rest.split_once('}').unwrap().0);
+        let names = labels.split(',').filter_map(|label| label.split_once('=')).map(|(name, _)| name);
+        let cells = table.iter().find(|cells| cells[0] == *name).unwrap();
+        for label in names {
+            assert!(cells[2].contains(label), "{name} has the label {label}, docs/metrics.md does not");
+        }
+        assert_eq!(labels.is_empty(), cells[2].is_empty(), "{name}: {sample}");
+    }
+    // Every metric that an expression of the page names is one of the table.
+    for word in page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')) {
+        let name =
+            ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end)).unwrap_or(word);
+        let is_known = documented.iter().any(|(known, _)| known == name || known == word);
+        assert!(is_known || !word.starts_with("musterd_") || word.ends_with('_'), "{word} is no metric");
+    }
+    // Labels are names of the configuration: what submitters write makes no series.
+    assert!(!scrape.contains("nobody-serves-it"), "{scrape}");
+    assert!(scrape.contains("musterd_handler_seconds_count{command=\"noop\",call=\"row\"} 1"), "{scrape}");
+    assert!(scrape.contains("musterd_handler_seconds_count{command=\"noop\",call=\"task\"} 1"), "{scrape}");
+    assert!(scrape.contains("musterd_pickup_seconds_count{queue=\"default\",work=\"tasks\"} 1"), "{scrape}");
+    assert!(scrape.contains("musterd_queue_rows{queue=\"default\"} 0"), "{scrape}");
 }

@@ -96,10 +96,19 @@ pub(in crate::cli) async fn wait(
     show::summary(global, &progress)?;
     if !global.json {
         let rate = f64::from(progress.rows) / began.elapsed().as_secs_f64().max(1e-3);
-        let took = HumanDuration(began.elapsed());
+        let took = took(began.elapsed());
         screen::line(&format!("{} after {took}, {} rows/s", progress.state, screen::grouped(rate as i64)))?;
     }
     Ok(exit_of(&progress))
+}
+
+/// A time as people say it; a short one to the millisecond.
+fn took(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        1..60 => format!("{:.1} s", time.as_secs_f64()),
+        _ => HumanDuration(time).to_string(),
+    }
 }
 
 fn exit_of(progress: &Progress) -> Exit {
@@ -210,6 +219,15 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_short_time_is_not_nought() {
+        let times =
+            [(0, "0 ms"), (220, "220 ms"), (1_240, "1.2 s"), (60_000, "60 seconds"), (180_000, "3 minutes")];
+        for (ms, said) in times {
+            assert_eq!(took(Duration::from_millis(ms)), said);
+        }
+    }
 
     #[test]
     fn the_speed_is_that_of_what_was_seen_not_of_what_was_there_before() {

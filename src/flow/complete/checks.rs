@@ -7,6 +7,7 @@ use super::{CompleteError, Completer, lane::UploadLane};
 use crate::{
     backoff,
     periodic::describe,
+    pulse::Pulse,
     store::{
         LONGEST_BACKOFF,
         batches::{self, Completion, Over},
@@ -41,11 +42,12 @@ impl Checks {
 pub struct CheckLoop {
     completer: Completer,
     asked: mpsc::UnboundedReceiver<i64>,
+    pulse: Pulse,
 }
 
 pub fn channel(completer: Completer) -> (Checks, CheckLoop) {
     let (sender, asked) = mpsc::unbounded_channel();
-    (Checks(sender), CheckLoop { completer, asked })
+    (Checks(sender), CheckLoop { completer, asked, pulse: Pulse::default() })
 }
 
 type Jobs = FuturesUnordered<BoxFuture<'static, Done>>;
@@ -64,6 +66,11 @@ enum Done {
 }
 
 impl CheckLoop {
+    /// Has its turns watched.
+    pub fn watched(self, pulse: Pulse) -> Self {
+        Self { pulse, ..self }
+    }
+
     /// Looks at what is asked for until nobody can ask any more and nothing is left to look at, or until `now`: then
     /// uploads that are under way are given up.
     pub async fn run(mut self, now: CancellationToken) {
@@ -71,6 +78,7 @@ impl CheckLoop {
         let mut jobs = Jobs::new();
         let mut open = true;
         while open || desk.has_work() {
+            self.pulse.turn();
             desk.start_jobs(&self.completer, &mut jobs);
             let (paused_until, turn) = (desk.paused_until, desk.lane.next_due());
             tokio::select! {
@@ -82,6 +90,8 @@ impl CheckLoop {
                 () = tokio::time::sleep_until(paused_until), if desk.is_waiting() => {}
                 () = tokio::time::sleep_until(turn.unwrap_or(paused_until)), if turn.is_some() => {}
                 () = now.cancelled(), if !open => break,
+                // Nothing but a sign of life.
+                () = tokio::time::sleep(self.pulse.tick()) => {}
                 // The pause ended just now.
                 else => {}
             }
@@ -97,6 +107,7 @@ impl CheckLoop {
             }
         }
         drop(jobs);
+        self.pulse.end();
         self.completer.settle().await;
     }
 }

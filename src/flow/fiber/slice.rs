@@ -3,9 +3,10 @@
 use super::{CHUNK, CHUNK_AGE, End, Work, interrupted};
 use crate::{
     handler::{self, BlockCall, Outcome, Told},
+    metrics::Call,
     store::blocks::InputRow,
 };
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Instant};
 
 impl Work<'_> {
     /// Runs a slice of the page; `Some` when the block is to be given up. What was told before an interruption counts.
@@ -24,6 +25,7 @@ impl Work<'_> {
             end = interrupted(cancel, now) => return Some(end),
             () = self.bench.lease.valid() => {}
         }
+        let began = Instant::now();
         let mut work = handler::run_block(handler, call, rows);
         let mut open: HashSet<i32> = rows.iter().map(|row| row.line).collect();
         let end = loop {
@@ -53,6 +55,10 @@ impl Work<'_> {
                 }
             }
         };
+        if end.is_none() {
+            let took = self.bench.metrics.walk.handler(&self.block.command, Call::Block);
+            took.observe(began.elapsed().as_secs_f64());
+        }
         match (end, work.reason()) {
             (Some(End::GiveBack), _) => self.skip_told(rows, &open),
             (None, reason) => {

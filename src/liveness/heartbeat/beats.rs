@@ -10,7 +10,7 @@ use crate::{
     },
     worker_id::WorkerId,
 };
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -35,17 +35,28 @@ pub(super) async fn beat(heart: &Heartbeat, roll: Option<&Roll>, missing: &Notif
     let mut beats = Beats { heart, roll, missing, connection: None, failures: 0 };
     let mut session = heart.session.watch();
     let mut draining = heart.drain.is_cancelled();
+    let mut trouble = heart.health.watch();
+    let pulse = heart.health.pulse(PART);
     loop {
         let began = tokio::time::Instant::now();
-        beats.beat().await;
+        pulse.outside(beats.beat()).await;
         let next = began + beats.wait();
-        tokio::select! {
-            () = stop.cancelled() => break,
-            () = tokio::time::sleep_until(next) => {}
-            _ = session.changed() => {}
-            () = heart.drain.cancelled(), if !draining => draining = true,
+        let news = async {
+            tokio::select! {
+                () = stop.cancelled() => return true,
+                () = tokio::time::sleep_until(next) => {}
+                _ = session.changed() => {}
+                // Whoever asks why nothing moves should not have to wait for the next beat.
+                _ = trouble.changed() => {}
+                () = heart.drain.cancelled(), if !draining => draining = true,
+            }
+            false
+        };
+        if pulse.outside(news).await {
+            break;
         }
     }
+    pulse.end();
     if let Some(connection) = beats.connection {
         connection.close().await;
     }
@@ -86,9 +97,10 @@ impl Beats<'_> {
         let sent = Instant::now();
         let mood = if self.heart.drain.is_cancelled() { Mood::Draining } else { Mood::Alive };
         let limit = limit(self.heart.config.heartbeat_ttl);
+        let trouble = self.heart.health.trouble();
         let beat = async {
             let client = self.client().await?;
-            Ok(workers::beat_if_living(client, id, mood).await?)
+            Ok(workers::beat_if_living(client, id, mood, trouble.as_deref()).await?)
         };
         let beaten = tokio::time::timeout(limit, beat).await.unwrap_or(Err(BeatError::Silent(limit)));
         match &beaten {
@@ -118,9 +130,7 @@ impl Beats<'_> {
         }
         self.failures = 0;
         heart.health.ready(PART);
-        heart.metrics.liveness.beats.inc();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        heart.metrics.liveness.last_beat.set(now.as_secs_f64());
+        heart.metrics.liveness.beat_taken();
         // The server's clock went on without us (a paused machine, say), and perhaps without everybody: the others must
         // have their chance to beat before we judge them by that clock.
         if gap > heart.config.heartbeat_ttl.as_secs_f64() {

@@ -48,4 +48,5 @@ UPDATE musterd.blocks x
   JOIN pg_catalog.unnest($3::uuid[]) WITH ORDINALITY t (token, n) USING (n)
  WHERE x.id = d.id
 RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo,
+          EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - x.available_at)::float8 AS waited,
           CASE WHEN x.command = ANY ($7::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

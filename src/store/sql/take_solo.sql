@@ -19,4 +19,5 @@ UPDATE musterd.blocks x
   FROM due d
  WHERE x.id = d.id
 RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo,
+          EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - x.available_at)::float8 AS waited,
           CASE WHEN x.command = ANY ($5::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

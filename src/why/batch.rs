@@ -1,0 +1,117 @@
+//! Why a batch is where it is.
+
+use super::{Limits, Reason, lane_reasons, long_transaction, troubled};
+use crate::store::reasons::{self, BatchFacts, Horizon, Lane};
+use std::time::Duration;
+use tokio_postgres::{Error, GenericClient};
+
+/// Why a batch is where it is; `None` when there is no such batch.
+pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<Vec<Reason>>, Error> {
+    batch_with(client, id, Limits::default()).await
+}
+
+/// The same, by the caller's own limits.
+pub async fn batch_with(
+    client: &impl GenericClient,
+    id: i64,
+    limits: Limits,
+) -> Result<Option<Vec<Reason>>, Error> {
+    let Some(facts) = reasons::batch(client, id).await? else { return Ok(None) };
+    let lane = reasons::lane(client, &facts.queue, Some(&facts.command)).await?;
+    let horizon = reasons::horizon(client, limits.long_transaction.as_secs_f64()).await?;
+    Ok(Some(explain_batch(id, &facts, &lane, horizon.as_ref())))
+}
+
+fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, horizon: Option<&Horizon>) -> Vec<Reason> {
+    match facts.state.as_str() {
+        "succeeded" => return vec![Reason::new("ended", format!("batch {id} has succeeded"))],
+        "failed" | "aborted" => {
+            let why = facts.error.as_deref().map(|error| format!(": {error}")).unwrap_or_default();
+            return vec![Reason::new("ended", format!("batch {id} has {}{why}", facts.state))];
+        }
+        _ => {}
+    }
+    let mut reasons = Vec::new();
+    if facts.aborting {
+        let sentence =
+            format!("batch {id} is being aborted; {} blocks are still in hand", facts.blocks_owned);
+        reasons.push(Reason::new("aborting", sentence));
+    } else if !facts.open {
+        reasons.push(held(id, facts));
+    }
+    if reasons.is_empty() {
+        reasons.extend(lane_reasons(lane, Some(&facts.command), Some(id), facts.parent));
+    }
+    if reasons.is_empty() && facts.ahead > 0 && facts.blocks_owned == 0 {
+        let sentence = format!("{} batches of queue {} have a better priority", facts.ahead, facts.queue);
+        reasons.push(Reason::new("behind", sentence));
+    }
+    if facts.failed > 0 {
+        let last = facts.error.as_deref().map(|error| format!("; one of them: {error}")).unwrap_or_default();
+        let sentence = format!("{} rows have failed, {} are allowed{last}", facts.failed, facts.allowed);
+        reasons.push(Reason::new("failing", sentence).advise(format!("musterd batch rows {id} --failed")));
+    }
+    reasons.extend(backoff(facts));
+    reasons.extend(troubled(lane));
+    reasons.extend(horizon.map(long_transaction));
+    let all_troubled = lane.troubled.len() as i64 >= lane.serving;
+    let stuck = |reason: &Reason| match reason.code {
+        "failing" | "long_transaction" => false,
+        "flushes_failing" => all_troubled,
+        "retrying" => false,
+        _ => true,
+    };
+    if !reasons.iter().any(stuck) {
+        reasons.push(moving(facts));
+    }
+    reasons
+}
+
+/// Rows that failed and are tried again: all that is left, or beside what goes on.
+fn backoff(facts: &BatchFacts) -> Option<Reason> {
+    let attempt = facts.next_attempt?;
+    let error =
+        facts.last_error.as_deref().map(|error| format!("; one failed with: {error}")).unwrap_or_default();
+    let rows = facts.retrying;
+    match (facts.next_due, facts.blocks_owned + facts.blocks_due, facts.carved >= facts.rows) {
+        (Some(due), 0, true) => {
+            let sentence =
+                format!("{rows} rows wait for their next try (attempt {attempt}), the first at {due}{error}");
+            Some(Reason::new("backoff", sentence))
+        }
+        _ => Some(Reason::new(
+            "retrying",
+            format!("{rows} rows failed and are tried again (attempt {attempt}){error}"),
+        )),
+    }
+}
+
+fn held(id: i64, facts: &BatchFacts) -> Reason {
+    if facts.on_budget.as_deref() == Some("hold") && facts.failed > facts.allowed {
+        let sentence = format!(
+            "batch {id} was held because {} rows failed and {} are allowed",
+            facts.failed, facts.allowed
+        );
+        return Reason::new("budget", sentence)
+            .advise(format!("mend the cause, then: musterd batch release {id}"));
+    }
+    Reason::new("held", format!("batch {id} is held")).advise(format!("musterd batch release {id}"))
+}
+
+fn moving(facts: &BatchFacts) -> Reason {
+    let left = i64::from(facts.rows) - facts.done;
+    if facts.recent == 0 {
+        let running =
+            if facts.blocks_owned > 0 { "its first rows are running" } else { "a worker will take it up" };
+        return Reason::new("nothing_wrong", format!("nothing is wrong: {running}, {left} rows are left"));
+    }
+    let per_second = facts.recent as f64 / 60.0;
+    let eta = Duration::from_secs((left as f64 / per_second.max(0.001)) as u64);
+    Reason::new(
+        "nothing_wrong",
+        format!(
+            "nothing is wrong: {left} rows are left at {per_second:.1} rows/s, about {}",
+            humantime::format_duration(eta)
+        ),
+    )
+}
