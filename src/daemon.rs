@@ -18,7 +18,7 @@ use crate::{
         watch::Watch,
         writer::{Gate, OutcomeWriter},
     },
-    handler::Registry,
+    handler::{BuildError, Registry},
     http,
     liveness::{
         self, heartbeat::Heartbeat, identity::Identity, lease::Lease, redis::StatusCache, roll::Roll,
@@ -31,7 +31,7 @@ use crate::{
     store::{
         OpenError, Store,
         connect::ConnectError,
-        migrate,
+        migrate, pooler,
         workers::{self, Enlisted},
     },
     supervisor::{Census, Count, Ended, Health, Owned, STARTING, Stage, Supervisor},
@@ -57,7 +57,7 @@ pub enum DaemonError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
-    Handler(#[from] crate::handler::BuildError),
+    Handler(#[from] BuildError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("the database is not ready for this version")]
@@ -74,8 +74,7 @@ pub enum DaemonError {
 
 /// Runs a worker with the handlers of its configuration until `stop`.
 pub async fn run(config: Config, stop: Stop) -> Result<Ended, DaemonError> {
-    let handlers = Registry::from_config(&config)?;
-    let prepare = Box::pin(Daemon::prepare(config, handlers));
+    let prepare = Box::pin(Daemon::prepare_with(config, Registry::from_config));
     match stop.drain.run_until_cancelled(prepare).await {
         Some(daemon) => daemon?.run(stop).await,
         None => {
@@ -101,10 +100,19 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Checks database and port, and makes the worker known. Nothing is claimed yet.
+    /// A daemon with these handlers.
+    pub async fn prepare(config: Config, handlers: Registry) -> Result<Self, DaemonError> {
+        Self::prepare_with(config, |_| Ok(handlers)).await
+    }
+
+    /// Checks database and port, and makes the worker known. Nothing is claimed yet. The handlers are made when it is known
+    /// what is between us and the database, which some of them use.
     ///
     /// Health is answered meanwhile: a database that is slow to answer must not look like a dead process.
-    pub async fn prepare(config: Config, handlers: Registry) -> Result<Self, DaemonError> {
+    async fn prepare_with(
+        config: Config,
+        handlers: impl FnOnce(&Config) -> Result<Registry, BuildError>,
+    ) -> Result<Self, DaemonError> {
         let (health, metrics) = (Health::default(), Metrics::default());
         health.unready(STARTING, "starting");
         let port = http::bind(&config.http).await?;
@@ -118,17 +126,25 @@ impl Daemon {
     }
 
     async fn start(
-        config: Config,
-        handlers: Registry,
+        mut config: Config,
+        handlers: impl FnOnce(&Config) -> Result<Registry, BuildError>,
         port: http::Port,
         health: Health,
         metrics: Metrics,
     ) -> Result<Self, DaemonError> {
+        config.database.pooler = pooler::find_out(&config.database).await?;
+        let handlers = handlers(&config)?;
         let store = Store::open(&config.database)?;
         let objects = objects::Store::open(&config.outputs)?;
         let worker = WorkerId::new();
         let client = store.direct.open("musterd start").await?;
-        migrate::check(&client).await?;
+        if let migrate::Fit::Newer { database, binary } = migrate::check(&client).await? {
+            tracing::warn!(
+                database,
+                binary,
+                "the schema is newer than this binary and still serves it; deploy the newer musterd"
+            );
+        }
         workers::register(&client, &worker, &config, &handlers)
             .await
             .map_err(|source| DaemonError::Register { source })?;
@@ -178,8 +194,7 @@ impl Daemon {
             .roll
             .as_ref()
             .map(|roll| StatusCache::new(roll.client().clone(), &self.config.redis.key_prefix));
-        let database = &self.config.database;
-        let session = Session::new(!database.is_pooled() || database.direct_url.is_some());
+        let session = Session::new(self.config.database.has_session());
         let watch = Watch::default();
 
         let completer = Completer {
