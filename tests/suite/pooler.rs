@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use crate::suite::support::config::{TestConfig, json, stderr};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::manifests::has;
 use crate::suite::support::pgbouncer::{self, PgBouncer, SESSIONS};
 use crate::suite::support::sql::value;
 use crate::suite::support::wait::eventually;
@@ -25,6 +26,9 @@ async fn doctor(db: &TestDb, database: &str) -> (String, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pooler_is_found_out_and_said_by_log_and_doctor() {
+    if !has("pgbouncer") {
+        return;
+    }
     let db = TestDb::new().await;
     let eager = PgBouncer::start("");
     for pooler in [&eager, pgbouncer::shared()] {
@@ -65,6 +69,9 @@ async fn a_pooler_is_found_out_and_said_by_log_and_doctor() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_migration_does_not_go_through_a_pooler() {
+    if !has("pgbouncer") {
+        return;
+    }
     let db = TestDb::empty().await;
     let url = pgbouncer::shared().url(&db);
     let pooled = TestConfig::new(&db, &format!("[database]\nurl = {url:?}"));
@@ -153,6 +160,9 @@ async fn most_sessions(db: &TestDb, database: &str, replicas: usize) -> (i64, i6
 /// The figures of docs/deployment.md.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_connections_of_a_replica_are_bounded_with_a_pooler_and_without() {
+    if !has("pgbouncer") {
+        return;
+    }
     let direct = TestDb::new().await;
     let (all, _) = most_sessions(&direct, "max_connections = 9\nsql_connections = 3", 2).await;
     assert!(all <= 2 * (9 + 3), "{all} sessions of two replicas");
