@@ -23,7 +23,7 @@ fi
 mkdir -p "$work/builder/etc/ssl/certs"
 cp /etc/ssl/certs/ca-certificates.crt "$work/builder/etc/ssl/certs/"
 install -D "$binary" "$work/builder/out/musterd"
-install -d -o 65532 -g 65532 -m 0750 "$work/builder/out/var/lib/musterd"
+install -d "$work/builder/out/state"
 sed -n '/^FROM scratch/,$p' Dockerfile >"$work/Dockerfile"
 
 store() { buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" "$@"; }
