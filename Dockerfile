@@ -14,7 +14,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     target="$(rustc -vV | sed -n 's/^host: //p')" \
     && cargo build --locked --release --bin musterd --target "$target" \
     && install -D "target/$target/release/musterd" /out/musterd \
-    && install -d -o 65532 -g 65532 -m 0750 /out/var/lib/musterd
+    && install -d /out/state
 
 FROM scratch
 ARG VERSION=0.1.0
@@ -25,7 +25,9 @@ LABEL org.opencontainers.image.title="musterd" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=builder /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
-COPY --from=builder --chown=65532:65532 /out/ /
+# Root's, so that the process cannot write over it even where the root is not read-only.
+COPY --from=builder /out/musterd /musterd
+COPY --from=builder --chown=65532:65532 /out/state/ /var/lib/musterd/
 COPY LICENSE /LICENSE
 # Inside a container loopback is the container itself: the probes come from outside.
 ENV MUSTERD__HTTP__LISTEN=0.0.0.0:9464

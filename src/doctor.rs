@@ -10,7 +10,8 @@ use crate::{
     store::{
         connect::OneShot,
         health,
-        migrate::{self, SchemaState},
+        migrate::{self, Fit, SchemaState},
+        pooler,
     },
 };
 use serde::Serialize;
@@ -78,7 +79,8 @@ async fn postgres(config: &Config) -> Vec<Check> {
         Ok(target) => target,
         Err(error) => return vec![Check::fail(NAME, error.to_string(), "mend database.url")],
     };
-    let connection = match target.open("musterd doctor").await {
+    // Unnamed whatever the configuration says: that there is a pooler is to be found out.
+    let connection = match target.unnamed().open("musterd doctor").await {
         Ok(connection) => connection,
         Err(error) => return vec![Check::fail(NAME, error.finding(), error.hint())],
     };
@@ -103,7 +105,12 @@ async fn inside(config: &Config, connection: &OneShot) -> Result<Vec<Check>, tok
     let schema = migrate::check(connection).await;
     let missing = matches!(schema, Err(SchemaState::Missing));
     checks.push(match schema {
-        Ok(()) => Check::pass("schema", "up to date"),
+        Ok(Fit::Exact) => Check::pass("schema", "up to date"),
+        Ok(Fit::Newer { database, binary }) => Check::warn(
+            "schema",
+            format!("at V{database}, newer than this binary (V{binary}), which it still serves"),
+            "deploy the newer musterd",
+        ),
         Err(state @ SchemaState::Unreadable { .. }) => Check::fail(
             "schema",
             describe(&state),
@@ -148,11 +155,11 @@ fn clock(offset: Duration) -> Check {
 async fn pooler(config: &Config, connection: &OneShot) -> Check {
     const NAME: &str = "pooler";
     let second = match config.database.target() {
-        Ok(target) => target.open("musterd doctor").await,
+        Ok(target) => target.unnamed().open("musterd doctor").await,
         Err(error) => return Check::fail(NAME, error.to_string(), "mend database.url"),
     };
     let pooled = match &second {
-        Ok(second) => health::is_pooled(connection, second).await,
+        Ok(second) => pooler::ask(connection, second).await,
         Err(error) => return Check::warn(NAME, error.finding(), error.hint()),
     };
     match (pooled, config.database.direct_url.is_some()) {
@@ -162,13 +169,35 @@ async fn pooler(config: &Config, connection: &OneShot) -> Check {
             "none found, though database.direct_url is set",
             "remove direct_url if database.url is direct",
         ),
-        (Ok(true), true) => Check::pass(NAME, "a transaction pooler, with database.direct_url past it"),
+        (Ok(true), true) => past_it(config).await,
         (Ok(true), false) => Check::warn(
             NAME,
             "database.url leads to a transaction pooler",
             "set database.direct_url: without it workers poll, and dead ones are found later",
         ),
         (Err(error), _) => Check::warn(NAME, describe(&error), "could not be found out"),
+    }
+}
+
+/// Whether `direct_url` does lead past the pooler.
+async fn past_it(config: &Config) -> Check {
+    const NAME: &str = "pooler";
+    let asked = match config.database.direct_target() {
+        Ok(target) => pooler::lends_sessions(&target).await,
+        Err(error) => Err(error.into()),
+    };
+    match asked {
+        Ok(false) => Check::pass(NAME, "a transaction pooler, with database.direct_url past it"),
+        Ok(true) => Check::fail(
+            NAME,
+            "database.direct_url leads to a transaction pooler, too",
+            "name the server itself there, or leave it out",
+        ),
+        Err(error) => Check::fail(
+            NAME,
+            format!("database.direct_url: {}", describe(&error)),
+            "mend database.direct_url",
+        ),
     }
 }
 

@@ -13,6 +13,7 @@ pub mod listing;
 pub mod migrate;
 pub mod outputs;
 pub mod page;
+pub mod pooler;
 mod pools;
 pub mod queues;
 pub mod rates;
@@ -63,7 +64,7 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooler {
-    /// A transaction pooler if `direct_url` is given, none otherwise.
+    /// A transaction pooler if `direct_url` is given; otherwise `run` finds out.
     #[default]
     Auto,
     /// `url` leads to PostgreSQL itself, or to a pooler in session mode.
@@ -98,6 +99,11 @@ impl Config {
             problems.error("database.direct_url", error.to_string());
         }
         problems.unless(
+            !self.is_pooled() || self.target().is_ok_and(|target| target.is_unnamed()),
+            "database.url",
+            "leads to a transaction pooler by a Unix socket: name its host and port",
+        );
+        problems.unless(
             self.max_connections.get() >= LEAST_CONNECTIONS,
             "database.max_connections",
             format!(
@@ -109,12 +115,21 @@ impl Config {
 
     /// Where the pools connect.
     pub fn target(&self) -> Result<Target, ParseError> {
-        Target::parse(self.url.expose())
+        let target = Target::parse(self.url.expose())?;
+        Ok(if self.is_pooled() { target.unnamed() } else { target })
     }
 
     /// Where LISTEN, session locks and migrations connect: `direct_url`, else `url`.
     pub fn direct_target(&self) -> Result<Target, ParseError> {
-        Target::parse(self.direct_url.as_ref().unwrap_or(&self.url).expose())
+        match &self.direct_url {
+            Some(url) => Target::parse(url.expose()),
+            None => self.target(),
+        }
+    }
+
+    /// True when there is a session that stays ours: `url` itself, or `direct_url` past the pooler.
+    pub fn has_session(&self) -> bool {
+        !self.is_pooled() || self.direct_url.is_some()
     }
 
     /// True when `url` leads to a transaction pooler.
@@ -159,6 +174,9 @@ mod tests {
         let pooled: Config = toml::from_str(r#"direct_url = "host=db""#).unwrap();
         assert!(pooled.is_pooled());
         assert_eq!(pooled.session(), None);
+        assert!(pooled.has_session() && !pooled.direct_target().unwrap().is_unnamed());
+        let polling: Config = toml::from_str("url = 'host=pooler'\npooler = 'transaction'").unwrap();
+        assert!(!polling.has_session() && polling.direct_target().unwrap().is_unnamed());
         let told: Config = toml::from_str("direct_url = 'host=db'\npooler = 'none'").unwrap();
         assert!(told.session().is_some());
         assert!(!Config::default().is_pooled());

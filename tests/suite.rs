@@ -14,6 +14,7 @@ mod suite {
     mod connect;
     mod connect_server;
     mod dead;
+    mod deploy;
     mod dev;
     mod drain;
     mod handlers;
@@ -21,6 +22,7 @@ mod suite {
     mod harness_death;
     mod health;
     mod hostile;
+    mod image;
     mod latency;
     mod manual;
     mod memory;
@@ -28,10 +30,14 @@ mod suite {
     mod objects;
     mod outputs;
     mod poison;
+    mod pooler;
+    mod pooler_walk;
     mod process;
     mod reconcile;
     mod redis;
+    mod redis_failover;
     mod replicas;
+    mod rollout;
     mod schedules;
     mod schedules_claim;
     mod schedules_complete;

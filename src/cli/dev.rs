@@ -106,7 +106,7 @@ impl Dev {
         Global::watch_over(&config);
         let preparing = Box::pin(async {
             let applied = bring_up_to_date(server.url()).await?;
-            anyhow::Ok((applied, prepare(loaded).await?))
+            anyhow::Ok((applied, Box::pin(prepare(loaded)).await?))
         });
         let Some(prepared) = stop.drain.run_until_cancelled(preparing).await else {
             return Ok(Exit::Done);

@@ -3,13 +3,18 @@
 use super::{Exit, Global, screen};
 use anyhow::Result;
 use clap::Args;
-use musterd::store::migrate;
+use musterd::store::{
+    migrate::{self, Fit},
+    pooler,
+};
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
   musterd migrate --config musterd.toml
   musterd migrate --status
-  musterd migrate --dry-run";
+  musterd migrate --dry-run
+  musterd migrate --wait 10m     change nothing; return when the schema is there";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -20,18 +25,25 @@ pub(super) struct Migrate {
     /// Only print the SQL that would be run.
     #[arg(long)]
     dry_run: bool,
+    /// Change nothing: wait at most so long until somebody else has brought the schema up to date.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["status", "dry_run"])]
+    wait: Option<Duration>,
 }
 
 impl Migrate {
     pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
         let loaded = global.load()?;
         let mut client = global.connect(&loaded.config.database).await?;
+        if let Some(limit) = self.wait {
+            return wait(global, &client, limit).await;
+        }
         if self.status {
             return status(global, &client).await;
         }
         if self.dry_run {
             return dry_run(global, &client).await;
         }
+        refuse_pooler(&loaded.config.database).await?;
         let report = migrate::migrate(&mut client).await?;
         if global.json {
             screen::json(&serde_json::json!({
@@ -48,6 +60,28 @@ impl Migrate {
         }
         Ok(Exit::Done)
     }
+}
+
+async fn wait(global: &Global, client: &tokio_postgres::Client, limit: Duration) -> Result<Exit> {
+    let version = match migrate::wait(client, limit).await? {
+        Fit::Exact => migrate::status(client).await?.last().map_or(0, |step| step.version),
+        Fit::Newer { database, .. } => database,
+    };
+    match global.json {
+        true => screen::json(&serde_json::json!({ "version": version }))?,
+        false => screen::line(&format!("the database is at V{version}"))?,
+    }
+    Ok(Exit::Done)
+}
+
+/// The lock of migrations is a session's: through a transaction pooler it would stay with somebody else.
+async fn refuse_pooler(config: &musterd::store::Config) -> Result<()> {
+    if pooler::lends_sessions(&config.direct_target()?).await? {
+        anyhow::bail!(
+            "migrations cannot go through a transaction pooler: set database.direct_url to the server itself"
+        );
+    }
+    Ok(())
 }
 
 async fn status(global: &Global, client: &tokio_postgres::Client) -> Result<Exit> {

@@ -16,7 +16,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Check> {
     if config.handlers.values().any(|handler| handler.kind == Kind::Sql)
         && let Ok(target) = config.database.target()
     {
-        connection = target.open("musterd doctor").await.ok();
+        connection = target.unnamed().open("musterd doctor").await.ok();
     }
     for (name, own) in &config.handlers {
         let name = format!("handler {name}");

@@ -14,7 +14,9 @@ pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RedisError {
-    #[error("is not a Redis URL ({reason}): write redis://host:6379, rediss:// for TLS or redis-cluster://")]
+    #[error(
+        "is not a Redis URL ({reason}): write redis://host:6379, rediss:// for TLS, redis-cluster:// or redis-sentinel://"
+    )]
     Url { reason: String },
     #[error("Redis at {server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String },

@@ -8,7 +8,9 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod unnamed;
 mod verifier;
+mod wire;
 
 use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
@@ -18,9 +20,8 @@ use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
 };
 use tokio::task::JoinHandle;
-use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::config::{Host, SslMode as DriverMode, SslNegotiation};
 use tokio_postgres::{Client, Socket};
-use tokio_postgres_rustls::MakeRustlsConnect;
 use tracing::debug;
 
 pub use error::{Cause, ConnectError};
@@ -28,19 +29,18 @@ pub use parse_error::ParseError;
 pub use session::SessionSettings;
 pub use target::Target;
 pub use tls::{SslMode, TlsError};
+use wire::{Asked, MakeWire};
 
 /// How long a pool may take to hand out, make or check a connection.
 const POOL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The half of a connection that moves the bytes; LISTEN reads its messages.
-pub type Connection =
-    tokio_postgres::Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
+pub type Connection = tokio_postgres::Connection<Socket, wire::Wire>;
 
 impl Target {
     /// Opens a connection; the caller drives its second half. An `application_name` of the string wins.
     pub async fn connect(&self, application_name: &str) -> Result<(Client, Connection), ConnectError> {
-        let tls = self.tls.connector()?;
-        let driver = self.named(application_name);
+        let (driver, tls) = self.driver(application_name)?;
         // The driver's own timeout ends with the TCP handshake; a server that then says nothing needs this one.
         match tokio::time::timeout(self.patience(), driver.connect(tls)).await {
             Ok(connected) => connected.map_err(|source| ConnectError::failed(self, source)),
@@ -73,16 +73,29 @@ impl Target {
         self
     }
 
+    /// The same, through a pooler in transaction mode: prepared statements go without their names. Costs the server the
+    /// parsing of every statement, and works with no pooler too. Unix sockets stay as they are.
+    pub fn unnamed(mut self) -> Self {
+        self.unnamed = self.driver.get_hosts().iter().all(|host| matches!(host, Host::Tcp(_)));
+        self
+    }
+
+    pub fn is_unnamed(&self) -> bool {
+        self.unnamed
+    }
+
     /// Asks the server to stop what the connection of this token is doing.
     pub async fn cancel(&self, token: &tokio_postgres::CancelToken) -> Result<(), ConnectError> {
-        let asked = token.cancel_query(self.tls.connector()?).await;
+        let (_, tls) = self.driver("")?;
+        let asked = token.cancel_query(tls).await;
         asked.map_err(|source| ConnectError::failed(self, source))
     }
 
     /// What makes and checks the connections of a pool.
     pub fn manager(&self, application_name: &str) -> Result<Manager, ConnectError> {
         let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        Ok(Manager::from_config(self.named(application_name), self.tls.connector()?, recycling))
+        let (driver, tls) = self.driver(application_name)?;
+        Ok(Manager::from_config(driver, tls, recycling))
     }
 
     /// A pool of at most `size` connections, each pinned to `session` when it is made. Connects to nobody yet.
@@ -121,12 +134,20 @@ impl Target {
         }
     }
 
-    fn named(&self, application_name: &str) -> tokio_postgres::Config {
+    /// What connects: the driver's own settings, and what makes its streams.
+    fn driver(&self, application_name: &str) -> Result<(tokio_postgres::Config, MakeWire), TlsError> {
         let mut driver = self.driver.clone();
         if driver.get_application_name().is_none() {
             driver.application_name(application_name);
         }
-        driver
+        let mut wire = MakeWire { tls: self.tls.connector()?, translated: None };
+        if self.unnamed {
+            let (mode, negotiation) = (driver.get_ssl_mode(), driver.get_ssl_negotiation());
+            wire.translated = Some(Asked { mode, negotiation });
+            // The driver then leaves everything from the first byte on to the connector.
+            driver.ssl_mode(DriverMode::Require).ssl_negotiation(SslNegotiation::Direct);
+        }
+        Ok((driver, wire))
     }
 
     /// Each host has its time, and the handshake of the one that answers has as much again.

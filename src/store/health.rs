@@ -1,7 +1,7 @@
 //! Questions about the server itself, for `musterd doctor`.
 
 use std::time::{Duration, SystemTime};
-use tokio_postgres::{Client, Error, types::Type};
+use tokio_postgres::{Client, Error};
 
 /// The oldest server we work with, as `server_version_num` writes it.
 pub const OLDEST: i32 = 140_000;
@@ -97,24 +97,6 @@ pub async fn harmful_settings(client: &Client, connections: u32) -> Result<Vec<S
         });
     }
     Ok(harmful)
-}
-
-/// Whether two connections meet in the same server session: a setting made through the first is seen by
-/// the second, or lost by the first, only where a transaction pooler stands between.
-pub async fn is_pooled(first: &Client, second: &Client) -> Result<bool, Error> {
-    let mark = uuid::Uuid::new_v4().to_string();
-    let set = "SELECT pg_catalog.set_config('musterd.pooler_probe', $1, false)";
-    first.query_typed(set, &[(&mark, Type::TEXT)]).await?;
-    let seen_by_second = probe(second).await?;
-    let kept_by_first = probe(first).await?;
-    Ok(seen_by_second.as_deref() == Some(&mark) || kept_by_first.as_deref() != Some(&mark))
-}
-
-async fn probe(client: &Client) -> Result<Option<String>, Error> {
-    // Typed, therefore unnamed: a pooler in transaction mode loses named statements.
-    let rows =
-        client.query_typed("SELECT pg_catalog.current_setting('musterd.pooler_probe', true)", &[]).await?;
-    Ok(rows.first().and_then(|row| row.get(0)))
 }
 
 /// What a routine must be.

@@ -26,6 +26,8 @@ mod embedded {
 
 /// How long to wait while another process migrates.
 const LOCK_WAIT: Duration = Duration::from_secs(120);
+/// How often [`wait`] looks.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// What the sessions of migrations are pinned to. Building an index may take its time; waiting behind somebody's
 /// open transaction may not, because everybody else then waits behind us.
@@ -92,16 +94,47 @@ pub async fn pending(client: &Client) -> Result<Vec<Step>, MigrateError> {
     Ok(steps)
 }
 
+/// A schema that a worker can work with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It is the binary's own.
+    Exact,
+    /// A newer one that has only grown: this binary is about to be replaced.
+    Newer { database: i32, binary: i32 },
+}
+
 /// Whether the daemon can work with the schema as it is. Writes nothing.
-pub async fn check(client: &Client) -> Result<(), SchemaState> {
+pub async fn check(client: &Client) -> Result<Fit, SchemaState> {
     let status = status(client).await.map_err(|source| SchemaState::Unreadable { source })?;
     match judge(&status) {
-        Verdict::Current { .. } => Ok(()),
+        Verdict::Current { .. } => Ok(Fit::Exact),
+        Verdict::Newer { database, binary } if serves(client, binary).await? => {
+            Ok(Fit::Newer { database, binary })
+        }
         Verdict::Missing { .. } => Err(SchemaState::Missing),
         Verdict::Behind { database, binary } => Err(SchemaState::Behind { database, binary }),
         Verdict::Newer { database, binary } => Err(SchemaState::Newer { database, binary }),
         Verdict::Changed { version, name } => Err(SchemaState::Changed { version, name }),
     }
+}
+
+/// Waits until the daemon can work with the schema: somebody else is bringing it up to date. Writes nothing.
+pub async fn wait(client: &Client, limit: Duration) -> Result<Fit, SchemaState> {
+    let start = tokio::time::Instant::now();
+    loop {
+        match check(client).await {
+            Err(SchemaState::Missing | SchemaState::Behind { .. }) if start.elapsed() < limit => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Whether a newer schema still has all that a binary of this version uses.
+async fn serves(client: &Client, binary: i32) -> Result<bool, SchemaState> {
+    let oldest = history::oldest(client).await.map_err(|source| SchemaState::Unreadable { source })?;
+    Ok(oldest.is_some_and(|oldest| oldest <= binary))
 }
 
 async fn apply(client: &mut Client) -> Result<Report, MigrateError> {

@@ -58,6 +58,11 @@ pub enum OpenError {
     Url(#[from] super::connect::ParseError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    #[error(
+        "database.direct_url leads to a transaction pooler, too: notifications and the session lock would be \
+         somebody else's; name the server itself, or leave it out"
+    )]
+    DirectIsPooled,
 }
 
 impl Store {
@@ -75,9 +80,9 @@ impl Store {
             general: pool(general, "musterd", usual)?,
             uploads: pool(UPLOADS, "musterd outputs", usual)?,
             // Behind a pooler without a way past it there is nothing to pin: a SET would stay with somebody else.
-            direct: match config.is_pooled() && config.direct_url.is_none() {
-                true => config.direct_target()?,
-                false => config.direct_target()?.pinned(),
+            direct: match config.has_session() {
+                true => config.direct_target()?.pinned(),
+                false => config.direct_target()?,
             },
         })
     }

@@ -12,8 +12,15 @@ use crate::suite::connect_server::{PASSWORD, Server, Tls};
 
 const ONE: NonZeroU32 = NonZeroU32::MIN;
 
-/// Whether the connection that came about is encrypted, or why none did.
+/// Whether the connection that came about is encrypted, or why none did; the same for those that go through a pooler, which
+/// negotiate by themselves.
 async fn try_it(target: &Target) -> Result<bool, Cause> {
+    let answer = try_one(target).await;
+    assert_eq!(try_one(&target.clone().unnamed()).await, answer, "unnamed: {target}");
+    answer
+}
+
+async fn try_one(target: &Target) -> Result<bool, Cause> {
     let client = match target.open("suite").await {
         Ok(client) => client,
         Err(error) => return Err(cause_of(&error)),

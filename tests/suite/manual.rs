@@ -149,6 +149,8 @@ async fn scraped() -> String {
             "musterd_tasks_total{state=\"succeeded\"} 1",
             "musterd_batches_completed_total 2",
             "musterd_blocks_held 0",
+            // Counted now and then, so it may tell of a moment that is over.
+            "musterd_queue_rows{queue=\"default\"} 0",
         ];
         wanted.iter().all(is_there).then_some(text)
     })
@@ -200,5 +202,4 @@ async fn every_metric_is_in_the_table_and_every_line_of_it_exists() {
     assert!(scrape.contains("musterd_handler_seconds_count{command=\"noop\",call=\"row\"} 1"), "{scrape}");
     assert!(scrape.contains("musterd_handler_seconds_count{command=\"noop\",call=\"task\"} 1"), "{scrape}");
     assert!(scrape.contains("musterd_pickup_seconds_count{queue=\"default\",work=\"tasks\"} 1"), "{scrape}");
-    assert!(scrape.contains("musterd_queue_rows{queue=\"default\"} 0"), "{scrape}");
 }

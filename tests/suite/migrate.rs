@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use musterd::store::connect::OneShot;
-use musterd::store::migrate::{self, MigrateError, MigrationState, SchemaState};
+use musterd::store::migrate::{self, Fit, MigrateError, MigrationState, SchemaState};
 
 use crate::suite::connect_server::{Server, Tls};
 
@@ -47,7 +47,7 @@ async fn ten_at_once_leave_one_history() {
     assert!(after.iter().all(is_done), "{after:?}");
     assert_eq!(reports[0].version, after.last().unwrap().version);
     assert!(migrate::pending(&watcher).await.unwrap().is_empty());
-    migrate::check(&watcher).await.unwrap();
+    assert_eq!(migrate::check(&watcher).await.unwrap(), Fit::Exact);
 }
 
 #[tokio::test]
@@ -65,6 +65,11 @@ async fn a_schema_of_another_binary_is_left_alone() {
     );
     assert!(refused.to_string().contains("database is at V900"), "{refused}");
     assert!(matches!(migrate::pending(&client).await, Err(MigrateError::NewerSchema { .. })));
+    // One that has only grown serves us still.
+    assert_eq!(migrate::check(&client).await.unwrap(), Fit::Newer { database: 900, binary });
+    client.batch_execute(&format!("UPDATE musterd.schema_compat SET oldest = {binary} + 1")).await.unwrap();
+    assert!(matches!(migrate::check(&client).await, Err(SchemaState::Newer { database: 900, .. })));
+    client.batch_execute("DELETE FROM musterd.schema_compat").await.unwrap();
     assert!(matches!(migrate::check(&client).await, Err(SchemaState::Newer { database: 900, .. })));
     let last = migrate::status(&client).await.unwrap().pop().unwrap();
     assert_eq!((last.version, last.state), (900, MigrationState::Unknown));

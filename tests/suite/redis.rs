@@ -1,13 +1,12 @@
 //! S15: nothing in Redis, and no Redis, harms anybody. And the kinds of Redis there are.
 
-use std::process::Command;
-
 use fred::prelude::{ClientLike, ConfigInterface, KeysInterface, SetsInterface};
 use rustix::process::Signal;
 
 use crate::suite::alive::redis_client;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::redis_kinds::Cluster;
 use crate::suite::support::run;
 use crate::suite::support::services::{self, Redis};
 use crate::suite::support::wait::{SOON, eventually};
@@ -142,32 +141,8 @@ async fn a_redis_that_is_away_at_the_start_is_done_without_and_found_later() {
 async fn a_redis_cluster_serves_as_well_as_a_single_server() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let nodes: Vec<Redis> = (0..3)
-        .map(|_| {
-            Redis::start_with(
-                cluster_port(),
-                &["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"],
-            )
-        })
-        .collect();
-    let addresses: Vec<String> = nodes.iter().map(|node| node.address().to_string()).collect();
-    let made = Command::new("redis-cli")
-        .args(["--cluster", "create"])
-        .args(&addresses)
-        .args(["--cluster-replicas", "0", "--cluster-yes"])
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stdout));
-    for node in &nodes {
-        eventually(SOON, "the node knows the whole cluster", async || {
-            let port = node.address().port().to_string();
-            let info = Command::new("redis-cli").args(["-p", &port, "cluster", "info"]).output().unwrap();
-            let info = String::from_utf8_lossy(&info.stdout).into_owned();
-            (info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")).then_some(())
-        })
-        .await;
-    }
-    let url = format!("redis-cluster://{}?node={}&node={}", addresses[0], addresses[1], addresses[2]);
+    let cluster = Cluster::start(0).await;
+    let url = cluster.url();
     let config = config(&url, BUSY).replace("50ms", "500ms");
     let daemon = Daemon::builder(&db, &config).start();
     daemon.wait_ready().await;
@@ -194,16 +169,6 @@ async fn a_redis_cluster_serves_as_well_as_a_single_server() {
         (beat == 0 && !listed).then_some(())
     })
     .await;
-}
-
-/// A cluster's bus has its own port, 10,000 above.
-fn cluster_port() -> u16 {
-    loop {
-        let port = services::free_port();
-        if std::net::TcpListener::bind(("127.0.0.1", port + 10_000)).is_ok() {
-            return port;
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

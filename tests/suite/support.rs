@@ -17,10 +17,16 @@ pub(crate) mod embedded;
 pub(crate) mod gate;
 #[path = "support/ledger.rs"]
 pub(crate) mod ledger;
+#[path = "support/manifests.rs"]
+pub(crate) mod manifests;
+#[path = "support/pgbouncer.rs"]
+pub(crate) mod pgbouncer;
 #[path = "support/process.rs"]
 pub(crate) mod process;
 #[path = "support/proxy.rs"]
 pub(crate) mod proxy;
+#[path = "support/redis_kinds.rs"]
+pub(crate) mod redis_kinds;
 #[path = "support/run.rs"]
 pub(crate) mod run;
 #[path = "support/schedule.rs"]

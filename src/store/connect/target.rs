@@ -25,6 +25,8 @@ const SOCKET_DIR: &str = "/var/run/postgresql";
 pub struct Target {
     pub(super) driver: tokio_postgres::Config,
     pub(super) tls: TlsSettings,
+    /// See [`Target::unnamed`].
+    pub(super) unnamed: bool,
 }
 
 impl Target {
@@ -58,7 +60,7 @@ impl Target {
         }
         check_counts(&driver)?;
         driver.ssl_mode(driver_mode(&driver, tls.mode)?);
-        Ok(Self { driver, tls })
+        Ok(Self { driver, tls, unnamed: false })
     }
 
     /// The `sslmode` in force.

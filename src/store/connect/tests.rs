@@ -92,7 +92,7 @@ fn the_rest_reaches_the_driver() {
     assert_eq!(driver.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
     assert_eq!(driver.get_keepalives_retries(), Some(9));
     assert_eq!(driver.get_ssl_negotiation(), SslNegotiation::Direct);
-    assert_eq!(target.named("musterd").get_application_name(), Some("mine"));
+    assert_eq!(target.driver("musterd").unwrap().0.get_application_name(), Some("mine"));
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn what_is_not_said_is_bounded() {
     assert_eq!(target.driver.get_connect_timeout(), Some(&Duration::from_secs(5)));
     assert_eq!(target.driver.get_tcp_user_timeout(), Some(&Duration::from_secs(30)));
     assert_eq!(target.driver.get_keepalives_idle(), Duration::from_secs(30));
-    assert_eq!(target.named("musterd").get_application_name(), Some("musterd"));
+    assert_eq!(target.driver("musterd").unwrap().0.get_application_name(), Some("musterd"));
 }
 
 #[test]

@@ -65,7 +65,9 @@ pub enum SchemaState {
     Missing,
     #[error("database is at V{database}, this binary needs V{binary}: run `musterd migrate`")]
     Behind { database: i32, binary: i32 },
-    #[error("database is at V{database}, this binary knows up to V{binary}: deploy a newer musterd")]
+    #[error(
+        "database is at V{database} and no longer serves this binary, which knows up to V{binary}: deploy a newer musterd"
+    )]
     Newer { database: i32, binary: i32 },
     #[error(
         "migration V{version} {name} was applied with other contents than this binary has: deploy that musterd"

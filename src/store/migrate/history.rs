@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use refinery::Migration;
 use serde::Serialize;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Row};
 
 use super::MigrateError;
@@ -87,6 +88,16 @@ pub(super) async fn read(client: &Client, known: &[Migration]) -> Result<Vec<Mig
     };
     let entries = entries.iter().map(Entry::read).collect::<Result<Vec<_>, _>>()?;
     Ok(compare(known, entries))
+}
+
+/// The oldest binary that the schema serves; nothing when it does not say, which is from before it could.
+pub(super) async fn oldest(client: &Client) -> Result<Option<i32>, MigrateError> {
+    let rows = client.query_typed("SELECT oldest FROM musterd.schema_compat", &[]).await;
+    match rows {
+        Ok(rows) => Ok(rows.first().map(|row| row.get(0))),
+        Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(None),
+        Err(source) => Err(MigrateError::History { source }),
+    }
 }
 
 impl Entry {

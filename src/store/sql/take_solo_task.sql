@@ -15,4 +15,5 @@ UPDATE musterd.tasks x
   FROM due d
  WHERE x.id = d.id AND x.state = 'queued'
 RETURNING x.id, x.token, x.parent_id, x.queue, x.command, x.payload, x.attempt, x.max_attempts, x.crashes, x.solo_crashes,
-          x.traceparent, (EXTRACT(EPOCH FROM x.timeout) * 1000)::bigint AS timeout_ms
+          x.traceparent, (EXTRACT(EPOCH FROM x.timeout) * 1000)::bigint AS timeout_ms,
+          EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - GREATEST(x.run_at, x.created_at))::float8 AS waited

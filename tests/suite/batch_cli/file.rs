@@ -95,7 +95,7 @@ async fn every_row_comes_back_exactly_from_ndjson_and_what_is_no_object_from_csv
 
     let taken = batch(&client, &[json!({ "_line": 1 })], &[1]).await.to_string();
     let complaint = refused(&config, &["batch", "export", &taken, "--failed"]).await;
-    assert!(complaint.contains("--format ndjson"), "{complaint}");
+    assert!(complaint.contains("format ndjson"), "{complaint}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

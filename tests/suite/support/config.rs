@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use toml::Table;
 
 use super::database::TestDb;
-use super::{run, services};
+use super::{pgbouncer, run, services};
 use crate::suite::support::wait::SOON;
 
 /// No command of a test takes longer than this.
@@ -26,7 +27,10 @@ impl TestConfig {
     /// `toml` as given, with a database, a free HTTP port and PostgreSQL liveness where it names none.
     pub(crate) fn new(db: &TestDb, toml: &str) -> Self {
         let mut table: Table = toml.parse().unwrap_or_else(|error| panic!("the test's TOML: {error}"));
-        default(&mut table, "database", "url", db.url());
+        match POOLER.as_deref() {
+            Some(way) if !has(&table, "database", "url") => pooled(&mut table, db, way),
+            _ => drop(default(&mut table, "database", "url", db.url())),
+        }
         default(&mut table, "liveness", "backend", "postgres");
         let free = format!("127.0.0.1:{}", services::free_port());
         let listen = default(&mut table, "http", "listen", &free);
@@ -103,6 +107,23 @@ pub(crate) fn stderr(output: &Output) -> String {
 /// What a command printed with `--json`.
 pub(crate) fn json(output: &Output) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// Set by `make test-pooler`: whatever a test does not connect by itself goes through PgBouncer, with a way past it
+/// (`direct`) or without (`polling`).
+static POOLER: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("MUSTERD_TEST_POOLER").ok());
+
+fn pooled(table: &mut Table, db: &TestDb, way: &str) {
+    default(table, "database", "url", &pgbouncer::shared().url(db));
+    match way {
+        "direct" => default(table, "database", "direct_url", db.url()),
+        "polling" => default(table, "database", "pooler", "transaction"),
+        other => panic!("MUSTERD_TEST_POOLER is {other:?}: direct or polling"),
+    };
+}
+
+fn has(table: &Table, section: &str, key: &str) -> bool {
+    table.get(section).and_then(|section| section.get(key)).is_some()
 }
 
 /// Sets `section.key` unless it is there; what it is then.

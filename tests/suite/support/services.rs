@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{LazyLock, OnceLock, mpsc};
@@ -64,6 +65,16 @@ impl Redis {
         Self::start_with(free_port(), &[])
     }
 
+    /// A Sentinel that watches what these lines of its configuration name.
+    pub(crate) fn start_sentinel(watched: &str) -> Self {
+        let (dir, port) = (run::new_dir("sentinel"), free_port());
+        let config = dir.join("sentinel.conf");
+        std::fs::write(&config, format!("port {port}\nbind 127.0.0.1\n{watched}")).unwrap();
+        let mut command = Command::new("redis-server");
+        command.arg(config).arg("--sentinel");
+        Self::launch(command, port, &dir)
+    }
+
     /// A server on `port` with these options beside the usual ones.
     pub(crate) fn start_with(port: u16, options: &[&str]) -> Self {
         let dir = run::new_dir("redis");
@@ -79,7 +90,11 @@ impl Redis {
             "no",
         ]);
         command.args(options);
-        command.arg("--dir").arg(&dir).arg("--logfile").arg(dir.join("redis.log"));
+        Self::launch(command, port, &dir)
+    }
+
+    fn launch(mut command: Command, port: u16, dir: &Path) -> Self {
+        command.arg("--dir").arg(dir).arg("--logfile").arg(dir.join("redis.log"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let tether = Tether::spawn(command, Signal::KILL)
             .expect("redis-server cannot be started; install it (Debian: apt-get install redis-server)");

@@ -1,0 +1,97 @@
+//! The real PgBouncer, in transaction mode, in front of this run's PostgreSQL.
+
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use musterd::embedded::Tether;
+use rustix::process::Signal;
+use url::Url;
+
+use super::database::TestDb;
+use super::{run, services};
+
+/// Server sessions of one database, far fewer than its clients: they have to be shared.
+pub(crate) const SESSIONS: u32 = 6;
+/// `nobody`: PgBouncer refuses root.
+const NOBODY: u32 = 65534;
+
+/// A running pooler; ends when dropped, or with the run.
+#[derive(Debug)]
+pub(crate) struct PgBouncer {
+    tether: Tether,
+    port: u16,
+}
+
+impl PgBouncer {
+    /// With further lines of its configuration.
+    pub(crate) fn start(settings: &str) -> Self {
+        let port = services::free_port();
+        let dir = run::new_dir("pgbouncer");
+        let server = Url::parse(services::postgres().url()).unwrap();
+        let (user, password) = (server.username(), server.password().unwrap());
+        let (users, ini) = (dir.join("users"), dir.join("pgbouncer.ini"));
+        std::fs::write(&users, format!("\"{user}\" \"{password}\"\n")).unwrap();
+        let config = format!(
+            "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\npool_mode = transaction\n\
+             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = scram-sha-256\n\
+             auth_file = {}\nmax_client_conn = 2000\ndefault_pool_size = {SESSIONS}\nserver_idle_timeout = 20\n\
+             logfile = {}\n{settings}\n",
+            server.port().unwrap(),
+            users.display(),
+            dir.join("pgbouncer.log").display(),
+        );
+        std::fs::write(&ini, config).unwrap();
+        let mut command = Command::new(program());
+        command.arg(&ini).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let tether = Tether::spawn(command, Signal::KILL)
+            .expect("pgbouncer cannot be started; install it (Debian: apt-get install pgbouncer)");
+        run::kill_at_end(tether.pid());
+        let pooler = Self { tether, port };
+        pooler.wait_ready();
+        pooler
+    }
+
+    /// How to get to a test's database through it.
+    pub(crate) fn url(&self, db: &TestDb) -> String {
+        let mut url = Url::parse(db.url()).unwrap();
+        url.set_port(Some(self.port)).unwrap();
+        url.into()
+    }
+
+    fn wait_ready(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_err() {
+            assert!(Instant::now() < deadline, "PgBouncer does not listen on port {}", self.port);
+            let ended = self.tether.wait(Duration::from_millis(10));
+            assert!(ended.is_none(), "pgbouncer ended at once: {ended:?}");
+        }
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        let _ = self.tether.signal(Signal::KILL);
+        self.tether.wait(Duration::from_secs(20));
+        run::forget(self.tether.pid());
+    }
+}
+
+/// One for all tests of the run. Every transaction gets the session that was idle longest: a statement that counts on
+/// the last one's session fails at once, and not only under load.
+pub(crate) fn shared() -> &'static PgBouncer {
+    static SHARED: LazyLock<PgBouncer> = LazyLock::new(|| PgBouncer::start("server_round_robin = 1"));
+    &SHARED
+}
+
+/// Debian puts it where only root looks.
+fn program() -> &'static str {
+    if Path::new("/usr/sbin/pgbouncer").exists() { "/usr/sbin/pgbouncer" } else { "pgbouncer" }
+}
