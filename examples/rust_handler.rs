@@ -30,7 +30,7 @@ impl Handler for Greet {
             };
             let greeting = serde_json::json!({ "greeting": format!("Hello, {}!", row.name) });
             match Json::of(&greeting) {
-                Ok(result) => Outcome::Succeeded(Done { result: Some(result), outputs: Vec::new() }),
+                Ok(result) => Outcome::Succeeded(Done { result: Some(result), ..Done::default() }),
                 Err(error) => Outcome::Retry { error: error.to_string(), after: None },
             }
         }

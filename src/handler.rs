@@ -62,6 +62,8 @@ pub struct Done {
     pub result: Option<Json>,
     /// Text to add to named output files.
     pub outputs: Vec<(String, String)>,
+    /// Rows to add to the batch this row is of, by the transaction that writes its outcome.
+    pub append: Vec<Json>,
 }
 
 /// One task, as a handler gets it.

@@ -1,4 +1,6 @@
-//! `musterd handler …`: a handler tried on sample rows, and what the live workers handle.
+//! `musterd handler …`: a handler tried on sample rows or a task, and what the live workers handle.
+
+mod task;
 
 use super::{Exit, Global, screen};
 use anyhow::{Context, Result, bail};
@@ -6,21 +8,31 @@ use clap::{Args, Subcommand};
 use comfy_table::Cell;
 use musterd::{
     flow::input::{Format, Limits, Reader},
-    handler::{self, BlockCall, Intake, Outcome, Registry, Told, tap::Tap},
+    handler::{
+        self, BlockCall, Done, Entry, Intake, Outcome, Registry, Told,
+        tap::{Exchange, Tap},
+    },
     json::Json,
     store::{
         blocks::{BlockRef, InputRow},
         workers,
     },
 };
-use std::{io::Read, path::PathBuf, time::Instant};
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+use tokio::sync::mpsc::UnboundedReceiver;
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:\n  musterd handler list\n  musterd handler test noop --input rows.ndjson")]
 pub(super) enum HandlerCommand {
-    /// Run a handler on sample rows and show request, reply and verdict. Nothing is stored; http and exec do their work.
+    /// Run a handler on sample rows, or on a task, and show request, reply and verdict. Nothing is stored; http and exec do
+    /// their work.
     #[command(after_help = "Examples:\n  musterd handler test charge --input sample.ndjson\n  \
-        echo '{\"id\":1}' | musterd handler test charge --input - --json")]
+        echo '{\"id\":1}' | musterd handler test charge --input - --json\n  \
+        musterd handler test report --payload '{\"month\":1}'")]
     Test(Test),
     /// List the commands that are declared, and how many live workers handle each.
     #[command(after_help = "Examples:\n  musterd handler list\n  musterd handler list --json")]
@@ -32,8 +44,11 @@ pub(super) struct Test {
     /// The handler, by its name in the configuration.
     name: String,
     /// Sample rows (CSV, NDJSON or a JSON array); - for standard input.
-    #[arg(long, value_name = "FILE")]
-    input: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "payload")]
+    input: Option<PathBuf>,
+    /// Run it as a task with this payload, as JSON, instead of on rows.
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["input", "context", "limit"])]
+    payload: Option<String>,
     /// The batch's context, as JSON.
     #[arg(long, value_name = "JSON", default_value = "{}")]
     context: String,
@@ -53,6 +68,9 @@ struct Verdict {
     error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<f64>,
+    /// Rows that would be added to the batch.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    append: Vec<Json>,
 }
 
 impl HandlerCommand {
@@ -72,13 +90,28 @@ impl Test {
             bail!("there is no [handlers.{}] in the configuration", self.name);
         }
         Global::watch_over(&config);
-        let rows = self.rows(config.submit.max_row_bytes)?;
-        let context = Json::from_text(self.context.as_str());
-        let (tap, mut heard) = Tap::new();
+        let (tap, heard) = Tap::new();
         let registry = Registry::listening(&config, &tap)?;
         let entry = registry.get(&self.name).context("the handler was made")?;
+        match (&self.payload, &self.input) {
+            (Some(payload), _) => task::run(&self.name, entry, payload, heard, global).await,
+            (None, Some(file)) => self.on_rows(entry, file, config.submit.max_row_bytes, heard, global).await,
+            (None, None) => bail!("give --input or --payload"),
+        }
+    }
+
+    async fn on_rows(
+        &self,
+        entry: &Entry,
+        file: &Path,
+        max_row_bytes: usize,
+        heard: Heard,
+        global: &Global,
+    ) -> Result<Exit> {
+        let rows = self.rows(file, max_row_bytes)?;
+        let context = Json::from_text(self.context.as_str());
         if !entry.handler.takes_rows() {
-            bail!("handler {} takes tasks only: try it with `musterd enqueue {}`", self.name, self.name);
+            bail!("handler {} takes tasks only: try it with --payload", self.name);
         }
         let block = BlockRef { id: 0, token: uuid::Uuid::new_v4(), batch: 0 };
         let timeout = entry.config.timeout;
@@ -108,10 +141,7 @@ impl Test {
             }
         }
         let took = began.elapsed();
-        let mut exchanges = Vec::new();
-        while let Ok(exchange) = heard.try_recv() {
-            exchanges.push(exchange);
-        }
+        let exchanges = all_of(heard);
         let good = verdicts.iter().all(|verdict| verdict.outcome == "succeeded");
         if global.json {
             screen::json(&serde_json::json!({
@@ -119,9 +149,7 @@ impl Test {
                 "rows": verdicts,
             }))?;
         } else {
-            for exchange in &exchanges {
-                screen::line(&format!("> {}\n< {}", exchange.request, exchange.reply))?;
-            }
+            show(&exchanges)?;
             print(&verdicts)?;
             let total = verdicts.len();
             let passed = verdicts.iter().filter(|verdict| verdict.outcome == "succeeded").count();
@@ -130,15 +158,14 @@ impl Test {
         Ok(if good { Exit::Done } else { Exit::Failed })
     }
 
-    fn rows(&self, max_row_bytes: usize) -> Result<Vec<InputRow>> {
+    fn rows(&self, file: &Path, max_row_bytes: usize) -> Result<Vec<InputRow>> {
         let mut bytes = Vec::new();
-        if self.input.as_os_str() == "-" {
+        if file.as_os_str() == "-" {
             std::io::stdin().read_to_end(&mut bytes)?;
         } else {
-            bytes = std::fs::read(&self.input)
-                .with_context(|| format!("cannot read {}", self.input.display()))?;
+            bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         }
-        let extension = self.input.extension().and_then(|extension| extension.to_str());
+        let extension = file.extension().and_then(|extension| extension.to_str());
         let format = Format::guess(extension, &bytes).unwrap_or(Format::Ndjson);
         let mut reader = Reader::new(bytes.as_slice(), format, Limits { max_row_bytes });
         let (mut rows, mut row) = (Vec::new(), Vec::new());
@@ -150,13 +177,28 @@ impl Test {
     }
 }
 
+type Heard = UnboundedReceiver<Exchange>;
+
+/// Everything that was heard until now.
+fn all_of(mut heard: Heard) -> Vec<Exchange> {
+    std::iter::from_fn(|| heard.try_recv().ok()).collect()
+}
+
+fn show(exchanges: &[Exchange]) -> Result<()> {
+    for exchange in exchanges {
+        screen::line(&format!("> {}\n< {}", exchange.request.trim_end(), exchange.reply))?;
+    }
+    Ok(())
+}
+
 fn verdict(line: i32, outcome: Outcome) -> Verdict {
-    let (outcome, result, error, after) = match outcome {
-        Outcome::Succeeded(done) => ("succeeded", done.result, None, None),
-        Outcome::Failed(error) => ("failed", None, Some(error), None),
-        Outcome::Retry { error, after } => ("retry", None, Some(error), after),
+    let (outcome, done, error, after) = match outcome {
+        Outcome::Succeeded(done) => ("succeeded", done, None, None),
+        Outcome::Failed(error) => ("failed", Done::default(), Some(error), None),
+        Outcome::Retry { error, after } => ("retry", Done::default(), Some(error), after),
     };
-    Verdict { line, outcome, result, error, retry_after: after.map(|after| after.as_secs_f64()) }
+    let retry_after = after.map(|after| after.as_secs_f64());
+    Verdict { line, outcome, result: done.result, error, retry_after, append: done.append }
 }
 
 fn print(verdicts: &[Verdict]) -> Result<()> {

@@ -391,12 +391,12 @@ impl Work<'_> {
             self.chunk_began = Instant::now();
         }
         let attempt = self.block.attempt;
-        let (verdict, outputs) = match outcome {
+        let (verdict, outputs, append) = match outcome {
             Outcome::Succeeded(done) => match outputs_json(&done.outputs) {
-                Ok(outputs) => (Verdict::Succeeded(done.result), outputs),
-                Err(problem) => (Verdict::Failed(storable(problem)), None),
+                Ok(outputs) => (Verdict::Succeeded(done.result), outputs, done.append),
+                Err(problem) => (Verdict::Failed(storable(problem)), None, Vec::new()),
             },
-            Outcome::Failed(error) => (Verdict::Failed(storable(error)), None),
+            Outcome::Failed(error) => (Verdict::Failed(storable(error)), None, Vec::new()),
             Outcome::Retry { error, after } if attempt < self.max_attempts() => {
                 let wait = after.unwrap_or_else(|| self.bench.retry.delay(attempt as u32));
                 self.bench.metrics.row_retries.inc();
@@ -405,9 +405,9 @@ impl Work<'_> {
                 self.close.retry_after = self.close.retry_after.max(wait);
                 return;
             }
-            Outcome::Retry { error, .. } => (Verdict::Failed(storable(error)), None),
+            Outcome::Retry { error, .. } => (Verdict::Failed(storable(error)), None, Vec::new()),
         };
-        let write = RowWrite { line, attempt, verdict, outputs };
+        let write = RowWrite { line, attempt, verdict, outputs, append };
         self.chunk_bytes += write.bytes();
         self.chunk.push(write);
     }

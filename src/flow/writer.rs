@@ -345,6 +345,7 @@ fn blame(piece: &mut [BlockWrite], error: &tokio_postgres::Error) {
     for row in piece.iter_mut().flat_map(|block| &mut block.rows) {
         row.verdict = Verdict::Failed(reason.clone());
         row.outputs = None;
+        row.append.clear();
     }
 }
 

@@ -80,7 +80,11 @@ impl Builtin {
             Which::Noop | Which::Sleep | Which::Fail => None,
         };
         let line = |name: &String| (name.clone(), format!("{}\n", input.text()));
-        Outcome::Succeeded(Done { result, outputs: self.output.iter().map(line).collect() })
+        Outcome::Succeeded(Done {
+            result,
+            outputs: self.output.iter().map(line).collect(),
+            ..Done::default()
+        })
     }
 
     async fn wait(&self) {
@@ -97,7 +101,7 @@ impl Builtin {
             Failure::Panic => panic!("{error}"),
             Failure::Abort => std::process::abort(),
             Failure::Unstorable => {
-                Outcome::Succeeded(Done { result: Some(Json::from_text(r#""\u0000""#)), outputs: Vec::new() })
+                Outcome::Succeeded(Done { result: Some(Json::from_text(r#""\u0000""#)), ..Done::default() })
             }
         }
     }

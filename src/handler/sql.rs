@@ -5,7 +5,9 @@ mod name;
 
 pub use name::{NameError, QualifiedName};
 
-use super::{BlockCall, Config, Handler, Intake, Outcome, RowCall, TaskCall, TaskOutcome, Tongue};
+use super::{
+    BlockCall, Config, Handler, Intake, Outcome, RowCall, Spawn, TaskCall, TaskDone, TaskOutcome, Tongue,
+};
 use crate::{
     backoff,
     store::{
@@ -13,7 +15,7 @@ use crate::{
         blocks::InputRow,
         connect::Target,
         fault::{self, Fault},
-        tasks::{self, TaskEnd, TaskRef, TaskWrite},
+        tasks::{self, Task, TaskEnd, TaskRef, TaskWrite},
     },
 };
 use deadpool_postgres::{Object, Pool};
@@ -99,7 +101,13 @@ impl Sql {
                 }
             };
             let mut session = Session::new(client, &self.database.target);
-            match self.transact(session.client(), call).await {
+            let attempt = async {
+                match self.rehearsal {
+                    true => self.rehearse(session.client(), call).await,
+                    false => self.transact(session.client(), call).await,
+                }
+            };
+            match attempt.await {
                 Ok(outcome) => {
                     session.finish();
                     return outcome;
@@ -143,6 +151,24 @@ impl Sql {
                 Ok(TaskOutcome::Committed(None))
             }
         }
+    }
+
+    /// The same on a task that nobody else ever sees, and nothing stays; the answer says what would have been made.
+    async fn rehearse(&self, client: &mut Object, call: &TaskCall<'_>) -> Result<TaskOutcome, Error> {
+        let transaction =
+            client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
+        let task = Task { reference: tasks::pretend(&*transaction, call.task).await?, ..call.task.clone() };
+        let pretended = TaskCall { task: &task, timeout: call.timeout };
+        transaction.batch_execute(&self.task_settings(&pretended)).await?;
+        transaction.execute(&self.call, &[&task.reference.id, &task.payload]).await?;
+        transaction.batch_execute("RESET ROLE; SET LOCAL search_path = pg_catalog, pg_temp").await?;
+        let mut done = TaskDone::default();
+        for made in tasks::made_by(&*transaction, task.reference.id).await? {
+            let spawn = Spawn { command: made.command, payload: Some(made.payload), ..Spawn::default() };
+            if made.child { done.spawn.push(spawn) } else { done.after.push(spawn) }
+        }
+        transaction.rollback().await?;
+        Ok(TaskOutcome::Done(done))
     }
 
     /// Limits and rights, and by what the functions know that they run inside this very attempt.

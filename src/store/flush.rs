@@ -15,6 +15,8 @@ pub struct RowWrite {
     pub verdict: Verdict,
     /// Text for output files, as a JSON object by file name.
     pub outputs: Option<Json>,
+    /// Rows to add to its batch. A line that has a result already adds none.
+    pub append: Vec<Json>,
 }
 
 impl RowWrite {
@@ -24,7 +26,8 @@ impl RowWrite {
             Verdict::Succeeded(result) => result.as_ref().map_or(0, Json::len),
             Verdict::Failed(error) => error.len(),
         };
-        verdict + self.outputs.as_ref().map_or(0, Json::len)
+        let append: usize = self.append.iter().map(Json::len).sum();
+        verdict + self.outputs.as_ref().map_or(0, Json::len) + append
     }
 }
 
@@ -65,6 +68,10 @@ pub enum Written {
 const LOCK: &str = include_str!("sql/lock.sql");
 const RESULTS: &str = include_str!("sql/results.sql");
 const CLOSE: &str = include_str!("sql/close.sql");
+/// Only when rows are appended: a batch is locked before its blocks, or not at all.
+const LOCK_BATCHES: &str =
+    "SELECT b.id FROM musterd.batches b WHERE b.id = ANY ($1) ORDER BY b.id FOR NO KEY UPDATE";
+const APPEND: &str = include_str!("sql/append.sql");
 
 /// Writes `blocks`, all or nothing. The answer says block by block whether it was still held.
 pub async fn write_if_held(client: &Object, blocks: &[BlockWrite]) -> Result<Vec<Written>, Error> {
@@ -76,6 +83,11 @@ pub async fn write_if_held(client: &Object, blocks: &[BlockWrite]) -> Result<Vec
     let (ids, tokens): (Vec<i64>, Vec<Uuid>) = blocks.iter().map(|b| (b.block.id, b.block.token)).unzip();
     let rows = RowColumns::of(blocks);
     let ends = CloseColumns::of(blocks);
+    let more = AppendColumns::of(blocks);
+    let growth = match more.is_empty() {
+        true => None,
+        false => Some(tokio::try_join!(client.prepare_cached(LOCK_BATCHES), client.prepare_cached(APPEND))?),
+    };
 
     // Sent in one go and answered in order: a round trip for the transaction, not for each statement. A statement
     // that fails makes the server refuse those behind it, and the COMMIT a rollback.
@@ -101,16 +113,33 @@ pub async fn write_if_held(client: &Object, blocks: &[BlockWrite]) -> Result<Vec
             false => client.execute(&close, &close_params).await,
         }
     };
-    let (begun, locked, stored, closed, committed) = tokio::join!(
+    let lock_batches = async {
+        match &growth {
+            None => Ok(0),
+            Some((lock, _)) => client.execute(lock, &[&more.batches]).await,
+        }
+    };
+    let append_params: Params<'_, 6> = [&ids, &tokens, &more.slot, &more.line, &more.place, &more.input];
+    let append = async {
+        match &growth {
+            None => Ok(0),
+            Some((_, append)) => client.execute(append, &append_params).await,
+        }
+    };
+    let (begun, batches_locked, locked, appended, stored, closed, committed) = tokio::join!(
         biased;
         begin,
+        lock_batches,
         client.query(&lock, &lock_params),
+        append,
         client.query(&results, &row_params),
         close,
         client.batch_execute("COMMIT"),
     );
     begun?;
+    batches_locked?;
     locked?;
+    appended?;
     let stored = stored?;
     closed?;
     committed?;
@@ -195,6 +224,39 @@ impl<'a> RowColumns<'a> {
             }
         }
         columns
+    }
+}
+
+/// The rows that rows add to their batches.
+#[derive(Default)]
+struct AppendColumns<'a> {
+    batches: Vec<i64>,
+    slot: Vec<i32>,
+    /// The line that adds it, and its place among those that this line adds.
+    line: Vec<i32>,
+    place: Vec<i32>,
+    input: Vec<&'a Json>,
+}
+
+impl<'a> AppendColumns<'a> {
+    fn of(blocks: &'a [BlockWrite]) -> Self {
+        let mut columns = Self::default();
+        for (index, block) in blocks.iter().enumerate() {
+            for row in block.rows.iter().filter(|row| !row.append.is_empty()) {
+                columns.batches.push(block.block.batch);
+                for (place, input) in row.append.iter().enumerate() {
+                    columns.slot.push(slot(index));
+                    columns.line.push(row.line);
+                    columns.place.push(slot(place));
+                    columns.input.push(input);
+                }
+            }
+        }
+        columns
+    }
+
+    fn is_empty(&self) -> bool {
+        self.input.is_empty()
     }
 }
 

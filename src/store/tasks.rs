@@ -296,6 +296,32 @@ pub async fn finish_in_transaction(
     Ok(finished)
 }
 
+/// A task that exists only in this transaction, held by it, for a look at what a procedure does.
+pub async fn pretend(client: &impl GenericClient, task: &Task) -> Result<TaskRef, Error> {
+    const SQL: &str = "INSERT INTO musterd.tasks (command, queue, payload, state, worker, token, claimed_at)
+         VALUES ($1, $2, $3, 'running', 'rehearsal', $4, pg_catalog.now()) RETURNING id";
+    let token = Uuid::new_v4();
+    let row = client.query_one(SQL, &[&task.command, &task.queue, &task.payload, &token]).await?;
+    Ok(TaskRef { id: row.get(0), token })
+}
+
+/// A task that another one made: command, payload, and whether it is its child or waits for its end.
+#[derive(Clone, Debug)]
+pub struct Made {
+    pub command: String,
+    pub payload: Json,
+    pub child: bool,
+}
+
+/// What a task has made so far, in its order.
+pub async fn made_by(client: &impl GenericClient, id: i64) -> Result<Vec<Made>, Error> {
+    const SQL: &str = "SELECT t.command, t.payload, t.parent_id IS NOT NULL FROM musterd.tasks t
+         WHERE t.parent_id = $1 OR t.id IN (SELECT w.task_id FROM musterd.task_waits w WHERE w.after_id = $1)
+         ORDER BY t.id";
+    let made = |row: &Row| Made { command: row.get(0), payload: row.get(1), child: row.get(2) };
+    Ok(client.query(SQL, &[&id]).await?.iter().map(made).collect())
+}
+
 /// The writes as one array per column, for `unnest`.
 #[derive(Debug, Default)]
 pub struct Columns<'a> {

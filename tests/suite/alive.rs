@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface, SetsInterface};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use musterd::handler::{Done, Handler, Outcome, RowCall};
+use musterd::handler::{Done, Handler, Intake, Outcome, RowCall};
 
 use crate::suite::support::config::TestConfig;
 use crate::suite::support::daemon::{Daemon, http_get};
@@ -25,9 +25,13 @@ pub(crate) async fn redis_client(url: &str) -> Client {
 }
 
 /// A handler made of a function.
-struct Function<F>(F);
+struct Function<F>(F, Intake);
 
 impl<F: Fn() + Send + Sync + 'static> Handler for Function<F> {
+    fn intake(&self) -> Intake {
+        self.1
+    }
+
     fn row<'a>(&'a self, _: RowCall<'a>) -> BoxFuture<'a, Outcome> {
         async {
             (self.0)();
@@ -95,12 +99,13 @@ async fn heartbeats_keep_their_schedule_while_every_thread_is_busy() {
         &db,
         "[liveness]\nheartbeat_interval = \"500ms\"\nheartbeat_ttl = \"8s\"\nrows_ttl = \"5m\"\n[queues.default]\nfibers = 32",
     );
-    let spin = Function(|| {
+    let spin = || {
         let until = Instant::now() + Duration::from_secs(4);
         while Instant::now() < until {
             std::hint::spin_loop();
         }
-    });
+    };
+    let spin = Function(spin, Intake::OneByOne);
     let daemon = Embedded::start(&config, "spin", Arc::new(spin), Duration::from_secs(60));
     let batch = ledger.submit("spin", 8).await;
     assert_eq!(ledger.end_of(batch, SOON * 2).await, End::succeeded(8));
@@ -114,6 +119,12 @@ async fn heartbeats_keep_their_schedule_while_every_thread_is_busy() {
 /// L9: PostgreSQL is out of reach, and so is every proof that our blocks are still ours.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_cannot_renew_starts_nothing_until_it_can() {
+    // Whichever way a handler takes its rows.
+    let together = Intake::Together(std::num::NonZeroUsize::MIN);
+    tokio::join!(starts_nothing_without_a_lease(Intake::OneByOne), starts_nothing_without_a_lease(together));
+}
+
+async fn starts_nothing_without_a_lease(intake: Intake) {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
     let proxy = FaultProxy::start(([127, 0, 0, 1], services::postgres().port()).into()).await;
@@ -127,11 +138,12 @@ async fn a_worker_that_cannot_renew_starts_nothing_until_it_can() {
     );
     let starts = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&starts);
-    let step = Function(move || {
+    let step = move || {
         counted.fetch_add(1, Ordering::SeqCst);
         #[expect(clippy::disallowed_methods, reason = "the pace of a blocking handler")]
         std::thread::sleep(Duration::from_millis(150));
-    });
+    };
+    let step = Function(step, intake);
     let daemon = Embedded::start(&config, "step", Arc::new(step), Duration::from_secs(60));
     // One block and one page of rows: nothing has to be claimed or read for the next handler to start.
     let batch = ledger.submit_block("step", 60).await;
@@ -182,11 +194,12 @@ async fn a_handler_that_cannot_be_stopped_is_reported() {
     let config = TestConfig::new(&db, "");
     let released = Arc::new(AtomicBool::new(false));
     let stays = Arc::clone(&released);
-    let block = Function(move || {
+    let block = move || {
         while !stays.load(Ordering::SeqCst) {
             std::thread::park_timeout(Duration::from_millis(20));
         }
-    });
+    };
+    let block = Function(block, Intake::OneByOne);
     let daemon = Embedded::start(&config, "block", Arc::new(block), Duration::from_millis(100));
     let batch = ledger.submit("block", 1).await;
     eventually(SOON, "it is in the metrics", async || {

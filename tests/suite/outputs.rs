@@ -35,7 +35,7 @@ fn words(line: i32) -> Outcome {
     if line % 11 == 5 {
         outputs.clear();
     }
-    Outcome::Succeeded(Done { result: None, outputs })
+    Outcome::Succeeded(Done { outputs, ..Done::default() })
 }
 
 async fn submit(client: &Client, command: &str, rows: i32) -> i64 {
@@ -132,7 +132,7 @@ async fn a_name_that_cannot_be_a_files_fails_its_own_row_only() {
     let worker = Worker::start(&db, &toml, "names", |call| {
         let name = NAMES[(call.line - 1) as usize % NAMES.len()].to_owned();
         let outputs = vec![("ok.txt".to_owned(), "good\n".to_owned()), (name, "bad\n".to_owned())];
-        async move { Outcome::Succeeded(Done { result: None, outputs }) }.boxed()
+        async move { Outcome::Succeeded(Done { outputs, ..Done::default() }) }.boxed()
     })
     .await;
     let id = submit(&client, "names", 8).await;

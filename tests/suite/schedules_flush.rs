@@ -1,5 +1,6 @@
 //! Flushes that meet a recovery, an abort, or a network that swallows the answer: applied once, or refused.
 
+use musterd::json::Json;
 use musterd::store::batches::{self, Completion, Look};
 use musterd::store::flush::{self, Close, Written};
 use tokio_postgres::Client;
@@ -251,4 +252,50 @@ async fn a_claim_whose_reply_is_lost_is_adopted() {
     assert!(script.runs().values().all(|runs| *runs == 1));
     assert!(worker.stop().await.is_clean());
     assert_accounts_balance(&client).await;
+}
+
+/// Rows come with an outcome that is new, or not at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn appended_rows_are_there_once_and_only_with_their_outcome() {
+    let db = TestDb::new().await;
+    let (client, worker) = (db.client().await, session(&db).await);
+    let batch = submit(&client, "work", 4, "").await;
+    let block = carve(&worker, 1, 4).await.remove(0);
+    let appending = |lines: std::ops::RangeInclusive<i32>| {
+        let mut write = success(&block, lines, None);
+        for row in &mut write.rows {
+            row.append = vec![Json::from_text(format!("\"{}a\"", row.line)), Json::from_text("\"b\"")];
+        }
+        write
+    };
+    let rows = "SELECT b.rows || ' ' || coalesce((SELECT string_agg(r.input #>> '{}', ' ' ORDER BY r.line)
+                  FROM musterd.rows r WHERE r.line > 4), '') FROM musterd.batches b";
+    // Somebody else has it: neither outcome nor rows.
+    let mut zombie = appending(1..=2);
+    zombie.block.token = Uuid::new_v4();
+    assert_eq!(write(&worker, zombie).await, Written::NotHeld);
+    assert_eq!(ask::<String>(&client, rows).await, "4 ");
+    // Twice, as after a lost reply; the second time with one that is new.
+    assert_eq!(write(&worker, appending(1..=2)).await, written(2));
+    assert_eq!(write(&worker, appending(1..=3)).await, written(1));
+    assert_eq!(ask::<String>(&client, rows).await, "10 1a b 2a b 3a b");
+    assert_eq!(lines(&carve(&worker, 1, 100).await), [(5, 10)], "they run like all others");
+    // A flush that appends takes the batch before the block, as everybody does.
+    let mut schedule = Schedule::new(&db, &["operator"]).await;
+    schedule.run("operator", "BEGIN").await;
+    schedule.run("operator", &format!("SELECT musterd.abort({batch})")).await;
+    let waiting = backend(&worker).await;
+    let (refused, ()) =
+        tokio::join!(async { flush::write_if_held(&worker, &[appending(4..=4)]).await }, async {
+            eventually(PATIENCE, "the flush waits for the batch", async || {
+                let blocked = format!("SELECT cardinality(pg_blocking_pids({waiting})) > 0");
+                ask::<bool>(&client, &blocked).await.then_some(())
+            })
+            .await;
+            schedule.run("operator", "COMMIT").await;
+        });
+    let code = refused.unwrap_err().code().unwrap().code().to_owned();
+    assert_eq!(code, "23514", "a batch that is being aborted takes no more rows");
+    worker.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(ask::<i64>(&client, "SELECT count(*) FROM musterd.results").await, 3);
 }

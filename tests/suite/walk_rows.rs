@@ -3,9 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use musterd::handler::Outcome;
+use futures::future::BoxFuture;
+use musterd::handler::{BlockCall, Handler, Intake, Outcome, RowCall, Tongue};
+use musterd::store::blocks::InputRow;
 
+use crate::suite::support::config::TestConfig;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::embedded::Embedded;
 use crate::suite::support::gate::Gate;
 use crate::suite::support::wait::{eventually, within};
 use crate::suite::support::worker::{
@@ -247,4 +251,38 @@ async fn a_spent_budget_aborts_the_batch_if_it_asked_for_that() {
     let within_budget = submit(&client, "work", 10, "max_failed => 10, on_budget => 'abort'").await;
     assert_eq!(end_of(&client, within_budget).await, ("succeeded".into(), 0, 10, 0));
     assert_accounts_balance(&client).await;
+}
+
+/// Says everything twice, differently, and speaks of lines that nobody asked about.
+struct Chatty;
+
+impl Handler for Chatty {
+    fn intake(&self) -> Intake {
+        Intake::Together(std::num::NonZeroUsize::MAX)
+    }
+
+    fn row<'a>(&'a self, _: RowCall<'a>) -> BoxFuture<'a, Outcome> {
+        unreachable!("rows come together")
+    }
+
+    fn block<'a>(&'a self, _: BlockCall<'a>, rows: &'a [InputRow], tongue: Tongue) -> BoxFuture<'a, ()> {
+        for row in rows {
+            tongue.row(row.line, succeeded());
+            tongue.row(row.line, Outcome::Failed("said twice".into()));
+            tongue.row(row.line + 1_000, succeeded());
+        }
+        Box::pin(std::future::ready(()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_word_about_a_row_counts_and_others_rows_are_not_touched() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = TestConfig::new(&db, "");
+    let daemon = Embedded::start(&config, "chat", Arc::new(Chatty), PATIENCE);
+    let batch = submit(&client, "chat", 20, "").await;
+    assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 20, 0, 0));
+    assert_eq!(ask::<i64>(&client, "SELECT count(*) FROM musterd.results").await, 20);
+    assert!(daemon.stop().await.is_clean());
 }

@@ -78,7 +78,7 @@ async fn output_text_and_errors_with_a_nul_are_as_harmless() {
     let script = Script::new(|call| async move {
         let outputs = vec![("log".to_owned(), "a\0b".to_owned())];
         match call.line {
-            4 => Outcome::Succeeded(Done { result: None, outputs }),
+            4 => Outcome::Succeeded(Done { outputs, ..Done::default() }),
             5 => Outcome::Failed("bad\0news".into()),
             _ => succeeded_with("1"),
         }

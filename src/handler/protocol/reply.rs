@@ -57,6 +57,8 @@ struct Said {
     retry_after: Option<f64>,
     #[serde(default)]
     outputs: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    append: Option<Vec<Json>>,
 }
 
 #[derive(Deserialize)]
@@ -79,7 +81,7 @@ struct Next {
 /// The reply to a block of rows.
 pub fn read_rows(bytes: &[u8]) -> Result<RowsReply, BadReply> {
     let whole: Whole<'_> = parse(bytes)?;
-    let others = whole.outcome.map(|_| read_outcome(bytes));
+    let others = whole.outcome.map(|_| for_all(read_outcome(bytes)));
     let Some(entries) = whole.rows else {
         return others.map_or(Err(BadReply::Empty), |others| {
             Ok(RowsReply { others: Some(others), ..RowsReply::default() })
@@ -108,6 +110,10 @@ pub fn read_row(bytes: &[u8]) -> Result<(i32, Outcome), BadReply> {
 pub fn read_task(bytes: &[u8]) -> Result<TaskOutcome, BadReply> {
     let _: &RawValue = parse(bytes)?;
     Ok(match read_outcome(bytes) {
+        Outcome::Succeeded(Done { append, .. }) if !append.is_empty() => TaskOutcome::Failed(
+            "\"append\" is for rows, which have a batch to append to; a task may call musterd.append_rows"
+                .to_owned(),
+        ),
         Outcome::Succeeded(Done { result, .. }) => match serde_json::from_slice::<Next>(bytes) {
             Ok(next) => TaskOutcome::Done(TaskDone {
                 result,
@@ -122,6 +128,17 @@ pub fn read_task(bytes: &[u8]) -> Result<TaskOutcome, BadReply> {
         Outcome::Failed(error) => TaskOutcome::Failed(error),
         Outcome::Retry { error, after } => TaskOutcome::Retry { error, after },
     })
+}
+
+/// One outcome stands for many rows; rows to append must come from one of them, or they would be appended many times.
+fn for_all(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Succeeded(done) if !done.append.is_empty() => Outcome::Retry {
+            error: "\"append\" must stand in a row's own entry, not beside an outcome for all".to_owned(),
+            after: None,
+        },
+        outcome => outcome,
+    }
 }
 
 fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, BadReply> {
@@ -160,6 +177,13 @@ impl Said {
         if outputs.iter().any(|(name, text)| name.contains('\0') || text.contains('\0')) {
             return Outcome::Failed("the output text cannot be stored: it has a NUL character".to_owned());
         }
-        Outcome::Succeeded(Done { result: self.result, outputs })
+        let append = self.append.unwrap_or_default();
+        for (place, row) in append.iter().enumerate() {
+            if let Err(refusal) = input::check(row.text()) {
+                let place = place + 1;
+                return Outcome::Failed(format!("appended row {place} cannot be stored: {}", refusal.fault));
+            }
+        }
+        Outcome::Succeeded(Done { result: self.result, outputs, append })
     }
 }

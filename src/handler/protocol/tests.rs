@@ -11,7 +11,7 @@ fn settled(asked: &[i32], reply: &str) -> (Vec<(i32, Outcome)>, Leftovers) {
 }
 
 fn ok(result: &str) -> Outcome {
-    Outcome::Succeeded(Done { result: Some(Json::from_text(result)), outputs: Vec::new() })
+    Outcome::Succeeded(Done { result: Some(Json::from_text(result)), ..Done::default() })
 }
 
 fn error_of(outcome: &Outcome) -> &str {
@@ -114,6 +114,25 @@ fn a_request_says_everything_and_stays_on_one_line() {
     assert_eq!(request["protocol"], VERSION);
     assert_eq!((request["rows"][0]["attempt"].as_i64(), request["timeout"].as_f64()), (Some(2), Some(30.0)));
     assert!(request["deadline"].as_str().unwrap().ends_with('Z'));
+}
+
+#[test]
+fn rows_to_append_stand_in_a_row_s_own_entry_and_are_checked() {
+    let (rows, _) = settled(
+        &[1, 2],
+        r#"{"rows":[{"line":1,"outcome":"succeeded","append":[{"a":1.0},null]},
+                    {"line":2,"outcome":"succeeded","append":[1,"\u0000"]}]}"#,
+    );
+    let append = vec![Json::from_text(r#"{"a":1.0}"#), Json::from_text("null")];
+    assert_eq!(rows[0].1, Outcome::Succeeded(Done { append, ..Done::default() }));
+    assert!(matches!(&rows[1].1, Outcome::Failed(error) if error.starts_with("appended row 2 ")), "{rows:?}");
+    let (rows, _) = settled(&[1, 2], r#"{"outcome":"succeeded","append":[1]}"#);
+    assert!(
+        rows.iter()
+            .all(|(_, told)| matches!(told, Outcome::Retry { error, .. } if error.contains("own entry")))
+    );
+    let task = read_task(br#"{"outcome":"succeeded","append":[1]}"#).unwrap();
+    assert!(matches!(task, TaskOutcome::Failed(error) if error.contains("append_rows")));
 }
 
 /// The keys of an object are those of the schema's definition: none missing, none unheard of.

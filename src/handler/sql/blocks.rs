@@ -233,7 +233,7 @@ fn read(rows: &[Row]) -> protocol::RowsReply {
         let error =
             || row.get::<_, Option<String>>(3).unwrap_or_else(|| "the function gave no reason".to_owned());
         let outcome = match word {
-            Some("succeeded") => Outcome::Succeeded(Done { result: row.get(2), outputs: Vec::new() }),
+            Some("succeeded") => Outcome::Succeeded(Done { result: row.get(2), ..Done::default() }),
             Some("failed") => Outcome::Failed(error()),
             Some("retry") => Outcome::Retry { error: error(), after: None },
             other => Outcome::Retry {
@@ -263,7 +263,7 @@ fn part(outcomes: Vec<(i32, Outcome)>, attempt: i32) -> (Vec<RowWrite>, Vec<(i32
                 continue;
             }
         };
-        writes.push(RowWrite { line, attempt, verdict, outputs: None });
+        writes.push(RowWrite { line, attempt, verdict, outputs: None, append: Vec::new() });
     }
     (writes, again)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::server::{Request, Server};
+use super::server::{Act, Request, Server};
 use super::{Site, example};
 use crate::suite::support::config::TestConfig;
 use crate::suite::support::database::TestDb;
@@ -55,6 +55,66 @@ async fn trying_a_sql_function_leaves_nothing_behind() {
     assert_eq!(tried["rows"][0]["result"], json!({ "score": 4.615 }), "{tried}");
     let kept: i64 = client.query_one("SELECT count(*) FROM app.scores", &[]).await.unwrap().get(0);
     assert_eq!(kept, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_is_tried_on_a_task_and_shows_what_it_would_make() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let procedure = "CREATE SCHEMA app; CREATE TABLE app.effects (task_id bigint);
+        CREATE PROCEDURE app.derive(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO app.effects VALUES (p_task_id);
+            PERFORM musterd.spawn('part', p_payload, p_task_id);
+            PERFORM musterd.enqueue_after('mail', '{}', ARRAY[p_task_id]);
+            IF p_payload ? 'bad' THEN RAISE EXCEPTION 'no such month'; END IF;
+        END $$";
+    client.batch_execute(procedure).await.unwrap();
+    let server = Server::start(|request: Request| async move {
+        assert_eq!(request.body["kind"], "task");
+        let n = &request.body["task"]["payload"]["n"];
+        let spawn = json!([{ "command": "page", "payload": { "n": n } }]);
+        Act::Reply(200, json!({ "outcome": "succeeded", "result": n, "spawn": spawn }).to_string())
+    })
+    .await;
+    let file = super::python("reply = {'outcome': 'retry', 'error': 'not now', 'retry_after': n}")
+        .display()
+        .to_string();
+    let config = TestConfig::new(
+        &db,
+        &format!(
+            "{}[handlers.later]\nkind = \"exec\"\nargv = [\"python3\", {file:?}]\n\
+             [handlers.derive]\nkind = \"sql\"\nprocedure = \"app.derive\"\n",
+            server.config("")
+        ),
+    );
+    let test = async |name: &str, payload: &str| {
+        let output = config.musterd(&["handler", "test", name, "--payload", payload, "--json"]).await;
+        (read(&output), output.status.code())
+    };
+    let (tried, code) = test("work", "{\"n\": 7}").await;
+    assert_eq!((&tried["task"]["result"], code), (&json!(7), Some(0)), "{tried}");
+    assert_eq!(tried["task"]["spawn"], json!([{ "command": "page", "payload": { "n": 7 } }]));
+    assert!(tried["exchanges"][0]["request"].as_str().unwrap().contains("\"kind\":\"task\""), "{tried}");
+    let (tried, code) = test("later", "{\"n\": 5}").await;
+    let verdict = json!({ "outcome": "retry", "error": "not now", "retry_after": 5.0 });
+    assert_eq!((&tried["task"], code), (&verdict, Some(1)), "{tried}");
+    let (tried, code) = test("derive", "{\"month\": 1}").await;
+    assert_eq!((&tried["ok"], code), (&json!(true), Some(0)), "{tried}");
+    assert_eq!(tried["task"]["spawn"], json!([{ "command": "part", "payload": { "month": 1 } }]));
+    assert_eq!(tried["task"]["after"], json!([{ "command": "mail", "payload": {} }]));
+    let (tried, code) = test("derive", "{\"bad\": 1}").await;
+    assert_eq!(code, Some(1));
+    assert!(tried["task"]["error"].as_str().unwrap().contains("no such month"), "{tried}");
+    let left = "SELECT (SELECT count(*) FROM app.effects) + (SELECT count(*) FROM musterd.tasks)";
+    assert_eq!(client.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 0, "nothing is stored");
+    let plain = config.musterd(&["handler", "test", "work", "--payload", "{\"n\": 1}"]).await;
+    let text = String::from_utf8(plain.stdout).unwrap();
+    assert!(text.contains("succeeded: 1 in") && text.contains("child: page {\"n\":1}"), "{text}");
+    let wrong = config.musterd(&["handler", "test", "derive", "--input", "x.ndjson"]).await;
+    assert_ne!(wrong.status.code(), Some(0));
+    let wrong = config.musterd(&["handler", "test", "work", "--payload", "{"]).await;
+    assert!(String::from_utf8(wrong.stderr).unwrap().contains("--payload is not JSON"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -158,3 +158,15 @@ async fn a_task_is_one_line_and_its_timeout_ends_the_process() {
     let (state, ..) = site.task("work", &json!({ "n": 6 })).await;
     assert_eq!(state, "succeeded");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_may_bring_more_rows_and_a_crash_brings_none() {
+    let file = python(
+        "if n < 3:\n    reply['append'] = [{'n': n + 1}]\n\
+         if n == 2 and row['attempt'] == 1:\n    sys.stdout.write('{\"line\": 2, \"append\": [{\"n\": 9}]')\n    sys.stdout.flush()\n    sys.exit(1)",
+    );
+    let site = Site::start(&exec_config(&file, ALONE)).await;
+    let rows = site.run("work", 1).await;
+    all_succeeded(&rows, 3);
+    assert_eq!(retried(&rows), [2]);
+}

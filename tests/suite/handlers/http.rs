@@ -64,13 +64,9 @@ async fn broken_replies_are_tried_again() {
         ("a reset", |_| Act::Reset),
         ("no JSON", |_| Act::Reply(200, "<html>".into())),
         ("an empty body", |_| Act::Reply(200, String::new())),
-        ("a redirect", |_| {
-            Act::ReplyWith(302, vec![("location", "http://169.254.169.254/".into())], String::new())
-        }),
-        ("a huge body", |_| Act::Endless(4 << 20)),
     ] {
         let server = once(act).await;
-        let site = Site::start(&server.config("max_reply_bytes = 1000000\n")).await;
+        let site = Site::start(&server.config("")).await;
         let rows = site.run("work", 5).await;
         all_succeeded(&rows, 5);
         assert!(rows.iter().all(|row| row.attempt == 2), "{what}: {rows:?}");
@@ -209,4 +205,84 @@ async fn a_task_is_a_request_of_its_own_and_may_spawn() {
     let (state, result, _) = site.task("work", &json!({ "top": true })).await;
     assert_eq!((state.as_str(), result), ("succeeded", Some(json!({ "made": 3 }))));
     assert_eq!(children.load(Ordering::SeqCst), 3);
+}
+
+/// Runs two rows that never succeed; the error says why.
+async fn fail_with(config: &str, words: &str) {
+    let site = Site::start(config).await;
+    let rows = site.run("work", 2).await;
+    assert!(rows.iter().all(|row| row.state == "failed" && row.error.contains(words)), "{words}: {rows:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_is_not_followed() {
+    let elsewhere = Server::start(|request: Request| async move { request.all("succeeded") }).await;
+    let url = elsewhere.url();
+    let server = Server::start(move |_| {
+        let act = Act::ReplyWith(307, vec![("location", url.clone())], String::new());
+        async move { act }
+    })
+    .await;
+    fail_with(&server.config(""), "redirects are not followed").await;
+    assert!(elsewhere.seen().is_empty(), "what was meant for one service went to another");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_above_the_limit_is_not_read() {
+    let server = Server::start(|_| async { Act::Endless(4 << 20) }).await;
+    fail_with(&server.config("max_reply_bytes = 1000000\n"), "longer than max_reply_bytes").await;
+    let server = Server::start(|request: Request| async move {
+        match request.all("succeeded") {
+            Act::Reply(status, body) => Act::Reply(status, body + &" ".repeat(2_000)),
+            other => other,
+        }
+    })
+    .await;
+    fail_with(&server.config("max_reply_bytes = 2000\n"), "longer than max_reply_bytes").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_stay_below_their_limit_and_a_row_above_it_fails() {
+    let server = Server::start(|request: Request| async move { request.all("succeeded") }).await;
+    let site = Site::start(&server.config("max_request_bytes = 1000\n[queues.default]\nfibers = 1\n")).await;
+    let mut rows: Vec<_> = (1..=20).map(|n| json!({ "n": n })).collect();
+    rows[6] = json!({ "n": "x".repeat(1_000) });
+    let batch = site.submit_rows("work", &rows.into()).await;
+    let rows = site.ended(batch).await;
+    let failed: Vec<i32> = rows.iter().filter(|row| row.state == "failed").map(|row| row.line).collect();
+    assert_eq!((rows.len(), failed), (20, vec![7]));
+    assert!(rows[6].error.contains("above max_request_bytes"), "{}", rows[6].error);
+    assert!(server.seen().iter().all(|request| request.text.len() <= 1_000));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_leads_to_a_private_address_leads_nowhere_unless_it_may() {
+    let server = Server::start(|request: Request| async move { request.all("succeeded") }).await;
+    let by_name = server.config("allow_private = false\n").replace("127.0.0.1", "localhost");
+    fail_with(&by_name, "addresses that are not allowed").await;
+    assert!(server.seen().is_empty());
+    let site = Site::start(&by_name.replace("false", "true")).await;
+    all_succeeded(&site.run("work", 2).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_may_bring_more_rows() {
+    // Page by page: each row knows of the next one only. The second is answered wrongly at first.
+    let server = Server::start(|request: Request| async move {
+        let mut rows = Vec::new();
+        for row in request.body["rows"].as_array().unwrap() {
+            let (n, attempt) = (row["input"]["n"].as_i64().unwrap(), &row["attempt"]);
+            let append: Vec<_> = (n < 4).then(|| json!({ "n": n + 1 })).into_iter().collect();
+            let outcome = if n == 2 && *attempt == 1 { "retry" } else { "succeeded" };
+            rows.push(json!({ "line": row["line"], "outcome": outcome, "result": n, "append": append }));
+        }
+        Act::Reply(200, json!({ "rows": rows }).to_string())
+    })
+    .await;
+    let site = Site::start(&server.config("")).await;
+    let rows = site.run("work", 1).await;
+    all_succeeded(&rows, 4);
+    let results: Vec<_> = rows.iter().map(|row| row.result.clone().unwrap()).collect();
+    assert_eq!(results, [json!(1), json!(2), json!(3), json!(4)]);
+    assert_eq!(rows.iter().map(|row| row.attempt).collect::<Vec<_>>(), [1, 2, 1, 1]);
 }

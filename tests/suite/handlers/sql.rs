@@ -212,3 +212,58 @@ async fn a_claim_for_a_function_is_committed_before_it_runs() {
     let claims: Vec<(String, String)> = claims.iter().map(|row| (row.get(0), row.get(1))).collect();
     assert_eq!(claims, [("noop".into(), "off".into()), ("work".into(), "on".into())]);
 }
+
+/// An effect goes with a result that is new, or not at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_has_a_result_by_then_has_no_second_effect() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute(FUNCTION).await.unwrap();
+    let gate = "CREATE FUNCTION app.wait() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END $$;
+        CREATE TRIGGER wait AFTER INSERT ON app.effects FOR EACH STATEMENT EXECUTE FUNCTION app.wait();
+        SELECT pg_advisory_lock(7)";
+    client.batch_execute(gate).await.unwrap();
+    let one_block = "block_size = 3\n[queues.default]\nfibers = 1\n";
+    let daemon = Daemon::builder(&db, &format!("{QUICK}{HANDLER}{one_block}")).start();
+    let rows = serde_json::json!([{ "n": 100 }, { "n": 101 }, { "n": 102 }]);
+    let batch = submit_rows(&client, "work", &rows).await;
+    eventually(SOON, "the function waits at the gate", async || {
+        let waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted";
+        client.query_opt(waiting, &[]).await.unwrap().map(drop)
+    })
+    .await;
+    // As if a commit whose reply was lost had come through only now.
+    let late = "INSERT INTO musterd.results (batch_id, line, state) VALUES ($1, 2, 'succeeded')";
+    client.execute(late, &[&batch]).await.unwrap();
+    client.batch_execute("SELECT pg_advisory_unlock(7)").await.unwrap();
+    all_succeeded(&ended(&client, batch).await, 3);
+    let lines = "SELECT array_agg(line ORDER BY line) FROM app.effects";
+    assert_eq!(client.query_one(lines, &[]).await.unwrap().get::<_, Vec<i32>>(0), [1, 3]);
+    drop(daemon);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conflicts_are_tried_again_within_the_attempt() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let function = "CREATE SCHEMA app; CREATE SEQUENCE app.tries;
+        CREATE FUNCTION app.work(batch bigint, context jsonb, rows jsonb)
+        RETURNS TABLE (line int, outcome text, result jsonb, error text) LANGUAGE plpgsql AS $$
+        BEGIN
+            IF nextval('app.tries') <= 3 THEN
+                RAISE EXCEPTION 'in the way' USING ERRCODE = '40001';
+            END IF;
+            RETURN QUERY SELECT r.line, 'succeeded', NULL::jsonb, NULL FROM jsonb_to_recordset(rows) AS r (line int);
+        END $$";
+    client.batch_execute(function).await.unwrap();
+    let one_block = "block_size = 3\n[queues.default]\nfibers = 1\n";
+    let daemon = Daemon::builder(&db, &format!("{QUICK}{HANDLER}{one_block}")).start();
+    let batch = submit_rows(&client, "work", &serde_json::json!([{ "n": 1 }, { "n": 2 }])).await;
+    let rows = ended(&client, batch).await;
+    all_succeeded(&rows, 2);
+    assert!(rows.iter().all(|row| row.attempt == 1), "{rows:?}");
+    let tries: i64 = client.query_one("SELECT last_value FROM app.tries", &[]).await.unwrap().get(0);
+    assert_eq!(tries, 4, "of the rows together: nobody was looked for");
+    drop(daemon);
+}

@@ -79,8 +79,13 @@ pub(crate) fn success(
     lines: impl IntoIterator<Item = i32>,
     close: Option<Close>,
 ) -> BlockWrite {
-    let row =
-        |line| RowWrite { line, attempt: block.attempt, verdict: Verdict::Succeeded(None), outputs: None };
+    let row = |line| RowWrite {
+        line,
+        attempt: block.attempt,
+        verdict: Verdict::Succeeded(None),
+        outputs: None,
+        append: Vec::new(),
+    };
     BlockWrite { block: block.reference, rows: lines.into_iter().map(row).collect(), close }
 }
 
