@@ -6,15 +6,18 @@ mod suite {
 
     mod alive;
     mod batch_cli;
+    mod canary;
     mod cli_config;
     mod cli_doctor;
     mod cli_migrate;
+    mod cli_shell;
     mod clocks;
     mod connect;
     mod connect_server;
     mod dead;
     mod dev;
     mod drain;
+    mod examples;
     mod handlers;
     mod harness;
     mod harness_death;
@@ -49,6 +52,7 @@ mod suite {
     mod task_schedules;
     mod task_sql;
     mod task_standards;
+    mod top;
     mod walk_crash;
     mod walk_drain;
     mod walk_operators;

@@ -201,5 +201,4 @@ async fn every_metric_is_in_the_table_and_every_line_of_it_exists() {
     assert!(scrape.contains("musterd_handler_seconds_count{command=\"noop\",call=\"row\"} 1"), "{scrape}");
     assert!(scrape.contains("musterd_handler_seconds_count{command=\"noop\",call=\"task\"} 1"), "{scrape}");
     assert!(scrape.contains("musterd_pickup_seconds_count{queue=\"default\",work=\"tasks\"} 1"), "{scrape}");
-    assert!(scrape.contains("musterd_queue_rows{queue=\"default\"} 0"), "{scrape}");
 }
