@@ -1,18 +1,21 @@
 //! The command line: one file per subcommand.
 
 mod batch;
+mod completions;
 mod config;
 mod demo;
 mod dev;
 mod doctor;
 mod handler;
 mod input;
+mod man;
 mod migrate;
 mod queue;
 mod run;
 mod screen;
 mod submit;
 mod task;
+mod top;
 mod why;
 mod worker;
 
@@ -32,6 +35,7 @@ Examples:
   musterd run --config musterd.toml        work until SIGTERM
   musterd submit people.csv --command noop make a batch of a file's rows
   musterd batch list                       see the batches; `batch --help` for the rest
+  musterd top                              watch everything live
   musterd doctor                           check everything a worker needs";
 
 /// Muster runs large batches of work on PostgreSQL: every row accounted for, every batch finished exactly once.
@@ -83,6 +87,8 @@ enum Command {
     /// Say why a batch, a task or a queue is not moving, and what to do.
     #[command(subcommand)]
     Why(why::Why),
+    /// Watch queues, batches, workers and rates on a live screen.
+    Top(top::Top),
     /// See who works here.
     #[command(subcommand)]
     Worker(worker::WorkerCommand),
@@ -94,6 +100,10 @@ enum Command {
     Config(config::ConfigCommand),
     /// Check everything a worker needs, and say what to do about what is missing.
     Doctor(doctor::Doctor),
+    /// Print a script that completes musterd's commands and options in a shell.
+    Completions(completions::Completions),
+    /// Write the manual pages into a directory.
+    Man(man::Man),
 }
 
 /// How a command ended, as its exit code.
@@ -139,7 +149,10 @@ impl Cli {
             Command::Worker(command) => command.execute(&global).await,
             Command::Handler(command) => command.execute(&global).await,
             Command::Config(command) => command.execute(&global),
+            Command::Top(command) => command.execute(&global).await,
             Command::Doctor(command) => command.execute(&global).await,
+            Command::Completions(command) => command.execute(),
+            Command::Man(command) => command.execute(),
         }
     }
 }

@@ -7,9 +7,11 @@ mod suite {
     mod alive;
     mod api;
     mod batch_cli;
+    mod canary;
     mod cli_config;
     mod cli_doctor;
     mod cli_migrate;
+    mod cli_shell;
     mod clocks;
     mod connect;
     mod connect_server;
@@ -17,6 +19,7 @@ mod suite {
     mod deploy;
     mod dev;
     mod drain;
+    mod examples;
     mod handlers;
     mod harness;
     mod harness_death;
@@ -56,6 +59,7 @@ mod suite {
     mod task_schedules;
     mod task_sql;
     mod task_standards;
+    mod top;
     mod walk_crash;
     mod walk_drain;
     mod walk_operators;

@@ -52,7 +52,12 @@ pub(super) fn word(text: &str, mood: Mood) -> Cell {
         Mood::Bad => Color::Red,
         Mood::Plain => return Cell::new(text),
     };
-    Cell::new(text).fg(colour)
+    if colours() { Cell::new(text).fg(colour) } else { Cell::new(text) }
+}
+
+/// Whether colours are wanted; without a terminal there are none anyway.
+pub(super) fn colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -41,6 +41,18 @@ pub async fn batches(client: &Client, filter: &Filter) -> Result<Vec<Progress>, 
     Ok(rows.iter().map(Progress::read).collect())
 }
 
+/// The newest batches that have not ended, through the index of those.
+pub async fn open_batches(client: &Client, limit: i64) -> Result<Vec<Progress>, Error> {
+    const SQL: &str = "WITH page AS MATERIALIZED (
+            SELECT b.id FROM musterd.batches b WHERE b.summarized_at IS NULL ORDER BY b.id DESC LIMIT $1)
+        SELECT p.id, p.state::text, p.command, p.queue, p.priority, p.rows, p.queued, p.running, p.succeeded, p.failed,
+               p.aborted, p.aborting, p.generation, p.parent_id, p.created_at, p.finished_at, p.outputs
+          FROM page
+          JOIN musterd.batch_progress p ON p.id = page.id
+         ORDER BY p.id DESC";
+    Ok(client.query(SQL, &[&limit]).await?.iter().map(Progress::read).collect())
+}
+
 /// Which rows of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {

@@ -1,0 +1,96 @@
+//! What `--json` prints is an interface: its keys are pinned, command by command.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::world::World;
+use crate::suite::support::config::{finish, stdout};
+
+const BATCH: &str = "aborted aborting command created_at failed finished_at generation id outputs parent_id priority queue \
+                     queued rows running state succeeded";
+const TASK: &str = "after attempt children command crashes created_at dedup_key error finished_at id idempotency_key \
+                    max_attempts open_children parent_id payload priority queue result run_at state worker";
+const WORKER: &str = "blocks commands ended_at host id last_beat_seconds pid queues rows seen_at started_at state tasks \
+                      trouble version";
+const QUEUE: &str = "batches_open block_size fibers mode name paused rows_queued tasks_queued tasks_running tasks_scheduled workers";
+
+/// The keys of an object, or of the first thing of a list.
+fn keys(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let mut keys: Vec<&str> = map.keys().map(String::as_str).collect();
+            keys.sort_unstable();
+            keys.join(" ")
+        }
+        Value::Array(things) => format!("[{}]", things.first().map(keys).unwrap_or_default()),
+        other => panic!("neither object nor list: {other}"),
+    }
+}
+
+/// Runs each command with `--json`; the keys of what it prints.
+async fn keys_of(world: &World, commands: &[&str]) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for command in commands {
+        let output = finish(world.shell(&format!("{command} --json"))).await;
+        let text = stdout(&output);
+        // A stream of them: each line is one.
+        let first = text.lines().next().filter(|line| line.starts_with('{') && line.ends_with('}'));
+        let value = serde_json::from_str(first.unwrap_or(&text));
+        let value: Value = value.unwrap_or_else(|error| panic!("{command}: {error}: {output:?}"));
+        found.insert((*command).to_owned(), keys(&value));
+    }
+    found
+}
+
+fn expected(table: &[(&str, &str)]) -> BTreeMap<String, String> {
+    table.iter().map(|(command, keys)| ((*command).to_owned(), (*keys).to_owned())).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_keys_of_json_stay_what_they_are() {
+    let (batches, workers, queues) = (format!("[{BATCH}]"), format!("[{WORKER}]"), format!("[{QUEUE}]"));
+    let tasks = format!("[{TASK}]");
+    let done = [
+        ("musterd batch list", batches.as_str()),
+        ("musterd batch show 17", BATCH),
+        ("musterd batch watch 17", BATCH),
+        ("musterd batch rows 17", ""),
+        ("musterd batch outputs 17", ""),
+        ("musterd submit people.csv --command noop", "id repeated rows"),
+        ("musterd submit people.csv --command noop --wait", BATCH),
+        ("musterd submit people.csv --command noop --dry-run", "bytes errors more_errors ok rows"),
+        ("musterd task list", &tasks),
+        ("musterd queue list", &queues),
+        ("musterd worker list", &workers),
+        ("musterd worker show web-1-4711-1763350000000000000", WORKER),
+        ("musterd handler list", ""),
+        ("musterd handler test charge --input sample.ndjson", ""),
+        ("musterd config show", ""),
+        ("musterd config check", ""),
+        ("musterd doctor", "checks verdict"),
+        ("musterd migrate --status", ""),
+        ("musterd top", "at batches queues rows_per_second workers"),
+        ("musterd why batch 17", "reasons subject"),
+        ("musterd why queue default", "reasons subject"),
+    ];
+    let world = World::done().await;
+    let commands: Vec<&str> = done.iter().map(|(command, _)| *command).collect();
+    assert_eq!(keys_of(&world, &commands).await, expected(&done));
+    let open = [
+        ("musterd batch hold 17", ""),
+        ("musterd batch release 17", ""),
+        ("musterd batch append 17 tuesday.csv", ""),
+        ("musterd batch abort 17", ""),
+        ("musterd queue pause default", "name paused"),
+        ("musterd queue resume default", "name paused"),
+        ("musterd enqueue report", "id"),
+        ("musterd task show 18", TASK),
+        ("musterd task retry 18", ""),
+        ("musterd task abort 18", ""),
+        ("musterd why task 18", "reasons subject"),
+    ];
+    let world = World::open().await;
+    let commands: Vec<&str> = open.iter().map(|(command, _)| *command).collect();
+    assert_eq!(keys_of(&world, &commands).await, expected(&open));
+}

@@ -1,0 +1,216 @@
+//! `musterd top` on a real terminal: what it shows, how it follows the window, and that it gives the terminal back.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use musterd::embedded::Tether;
+use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
+
+use crate::suite::support::config::{TestConfig, json, stdout};
+use crate::suite::support::daemon::Daemon;
+use crate::suite::support::database::TestDb;
+use crate::suite::support::wait::eventually;
+use crate::suite::support::work::Ledger;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// A terminal of the kernel's, with a program on it and an emulator that reads it.
+struct Screen {
+    keys: File,
+    line: File,
+    before: Termios,
+    parser: Arc<Mutex<vt100::Parser>>,
+    program: Tether,
+}
+
+impl Screen {
+    fn open(config: &TestConfig, args: &[&str], environment: &[(&str, &str)]) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+        let line = File::options().read(true).write(true).open(name).unwrap();
+        let before = tcgetattr(&line).unwrap();
+        // A session of its own with this as its terminal: only then does a new size come as a signal.
+        let inner = config.command(args);
+        let mut command = Command::new("setsid");
+        command.arg("--ctty").arg(inner.get_program()).args(inner.get_args());
+        command.current_dir(config.dir()).env_clear().env("TERM", "xterm-256color").env("HOME", config.dir());
+        command.envs(std::env::var_os("PATH").map(|path| ("PATH", path))).envs(environment.iter().copied());
+        let end = || Stdio::from(OwnedFd::from(line.try_clone().unwrap()));
+        command.stdin(end()).stdout(end()).stderr(end());
+        let parser = Arc::new(Mutex::new(vt100::Parser::new(size(40), size(120), 0)));
+        let (mut output, seen) = (File::from(master.try_clone().unwrap()), Arc::clone(&parser));
+        resize_line(&line, 120, 40);
+        let read = move || {
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut buffer) {
+                seen.lock().unwrap().process(&buffer[..count]);
+            }
+        };
+        std::thread::Builder::new().name("screen".into()).spawn(read).unwrap();
+        let program = Tether::spawn(command, Signal::KILL).unwrap();
+        Self { keys: File::from(master), line, before, parser, program }
+    }
+
+    fn resize(&self, columns: u16, rows: u16) {
+        self.parser.lock().unwrap().screen_mut().set_size(size(rows), size(columns));
+        resize_line(&self.line, columns, rows);
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn text(&self) -> String {
+        self.parser.lock().unwrap().screen().contents()
+    }
+
+    /// Waits until the screen is as wanted.
+    async fn shows(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        let found = eventually(SOON, what, async || {
+            let text = self.text();
+            if let Some(status) = self.program.status() {
+                panic!("ended with {status} before it showed {what}: {text}");
+            }
+            Some(text).filter(|text| wanted(text))
+        });
+        found.await
+    }
+
+    /// Waits for the end, and asserts that the terminal is as it was.
+    async fn ends_and_gives_the_terminal_back(&self) -> Option<i32> {
+        let status = eventually(SOON, "it ends", async || self.program.status()).await;
+        let after = tcgetattr(&self.line).unwrap();
+        let modes = |termios: &Termios| {
+            (termios.input_modes, termios.output_modes, termios.control_modes, termios.local_modes)
+        };
+        assert_eq!(modes(&after), modes(&self.before), "the terminal is not as it was");
+        eventually(SOON, "the screen is the shell's again", async || {
+            let parser = self.parser.lock().unwrap();
+            (!parser.screen().alternate_screen() && !parser.screen().hide_cursor()).then_some(())
+        })
+        .await;
+        status.code()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = self.program.signal(Signal::KILL);
+        self.program.wait(Duration::from_secs(10));
+    }
+}
+
+fn size(count: u16) -> std::num::NonZero<u16> {
+    count.try_into().unwrap()
+}
+
+fn resize_line(line: &File, columns: u16, rows: u16) {
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(line, size).unwrap();
+}
+
+/// The number before ` rows/s` in the title.
+fn rate(text: &str) -> Option<u64> {
+    let title = text.lines().next()?.split(" rows/s").next()?;
+    title.split_whitespace().last()?.replace(',', "").parse().ok()
+}
+
+async fn busy(db: &TestDb) -> (Daemon, Ledger) {
+    let toml = "[queues.default]\nfibers = 2\n[queues.bulk]\n[handlers.sleep]\nduration = \"10ms\"";
+    let daemon = Daemon::builder(db, toml).start();
+    daemon.wait_ready().await;
+    let ledger = Ledger { client: db.client().await };
+    ledger.submit("sleep", 1_000_000).await;
+    (daemon, ledger)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_shows_everything_live_follows_its_size_and_is_given_back() {
+    let db = TestDb::new().await;
+    let (daemon, ledger) = busy(&db).await;
+    let worker = ledger.worker_of(&daemon).await;
+    let mut screen = Screen::open(daemon.config(), &["top", "--interval", "200ms"], &[]);
+    let text = screen.shows("figures that move", |text| rate(text).is_some_and(|rate| rate > 0)).await;
+    for wanted in
+        ["▸Queues (2)", "bulk", "default", "Batches (1)", "sleep", "1,000,000", "Workers (1)", &worker]
+    {
+        assert!(text.contains(wanted), "{wanted:?} is missing:\n{text}");
+    }
+    let waiting = |text: &str| -> Option<String> {
+        let line = text.lines().find(|line| line.contains(" default ") && line.contains(" open "))?;
+        line.split_whitespace().nth(2).map(str::to_owned)
+    };
+    let first = waiting(&text).unwrap();
+    screen.shows("fewer rows wait", |text| waiting(text).is_some_and(|now| now != first)).await;
+
+    screen.resize(46, 16);
+    let text = screen
+        .shows("the narrow screen", |text| text.contains("Queues (2)") && !text.contains("LAST BEAT"))
+        .await;
+    assert!(text.contains("ROWS WAITING") && text.contains("q leave"), "{text}");
+    screen.resize(120, 40);
+    screen.shows("the wide screen", |text| text.contains("LAST BEAT")).await;
+
+    // The second queue is chosen, and paused; then the next part.
+    screen.press("\x1b[B");
+    screen.press("p");
+    screen.shows("the queue is paused", |text| text.contains(" default  paused ")).await;
+    assert_eq!(
+        ledger.number("SELECT count(*) FROM musterd.queues WHERE paused AND name = 'default'").await,
+        1
+    );
+    screen.press("\t");
+    screen.shows("the next part", |text| text.contains("▸Batches (1)")).await;
+    screen.press("q");
+    assert_eq!(screen.ends_and_gives_the_terminal_back().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_gives_the_terminal_back() {
+    let db = TestDb::new().await;
+    let config = TestConfig::new(&db, "");
+    let screen = Screen::open(&config, &["top"], &[("NO_COLOR", "1")]);
+    screen.shows("the screen", |text| text.contains("Workers (0)")).await;
+    screen.program.signal(Signal::TERM).unwrap();
+    assert_eq!(screen.ends_and_gives_the_terminal_back().await, Some(0));
+}
+
+#[cfg(feature = "failpoints")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_gives_the_terminal_back_and_is_seen() {
+    let db = TestDb::new().await;
+    let config = TestConfig::new(&db, "");
+    let environment = [("MUSTERD_FAILPOINTS", "top.drawn=3*panic")];
+    let screen = Screen::open(&config, &["top", "--interval", "100ms"], &environment);
+    assert_eq!(screen.ends_and_gives_the_terminal_back().await, Some(101));
+    eventually(SOON, "what it said", async || screen.text().contains("failpoint top.drawn").then_some(()))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_terminal_it_is_one_picture_or_one_object() {
+    let db = TestDb::new().await;
+    let (daemon, ledger) = busy(&db).await;
+    ledger.has_results(1, 1, SOON).await;
+    let text = stdout(&daemon.config().musterd(&["top", "--interval", "1s"]).await);
+    assert!(
+        text.contains("Queues (2)") && text.contains("Batches (1)") && !text.contains('\u{1b}'),
+        "{text}"
+    );
+    assert!(!text.contains("q leave") && rate(&text).is_some(), "{text}");
+    let picture = json(&daemon.config().musterd(&["top", "--json", "--interval", "100ms"]).await);
+    let mut keys: Vec<&String> = picture.as_object().unwrap().keys().collect();
+    keys.sort();
+    assert_eq!(keys, ["at", "batches", "queues", "rows_per_second", "workers"]);
+    assert_eq!(picture["queues"][0]["name"], "bulk");
+    assert_eq!(picture["batches"][0]["rows"], 1_000_000);
+    assert!(picture["workers"][0]["last_beat_seconds"].is_number(), "{picture}");
+}
