@@ -14,6 +14,7 @@ pub mod json;
 pub mod metrics;
 pub mod periodic;
 pub mod queue;
+pub mod spans;
 pub mod traceparent;
 pub mod worker_id;
 

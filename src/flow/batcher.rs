@@ -4,7 +4,7 @@
 //! time takes what has gathered. The next starts when the last has ended and enough is there, or somebody waits for
 //! an update, or the oldest has waited long enough. A full channel makes the producers wait.
 
-use crate::{config::Problems, metrics::BatcherMetrics};
+use crate::{config::Problems, metrics::BatcherMetrics, spans::Span};
 use serde::{Deserialize, Serialize};
 use std::{
     future::Future,
@@ -203,6 +203,7 @@ impl<W: Writer> Batcher<W> {
         let began = Instant::now();
         let updates: u32 = gathered.iter().map(|queued| queued.weight.updates).sum();
         let waited: Vec<(Instant, u32)> = gathered.iter().map(|q| (q.since, q.weight.updates)).collect();
+        let _span = Span::begin("flush", None).number("updates", i64::from(updates));
         // Taking the updates makes room: the fibers fill the channel while this flush is under way.
         self.writer.write(gathered.into_iter().map(|queued| queued.update).collect()).await;
         let took = began.elapsed();

@@ -8,6 +8,7 @@ use crate::{
     liveness::identity::Identity,
     periodic::describe,
     queue::{self, Mode},
+    spans::{Moment, Span},
     store::{
         LONGEST_BACKOFF,
         blocks::{self, Block, BlockError, Priorities, Size, Wanted},
@@ -195,8 +196,16 @@ impl Running {
         mut permits: Vec<OwnedSemaphorePermit>,
         company: Company,
     ) -> Result<usize, BlockError> {
+        let began = Moment::now();
         let claimed = self.claim(permits.len()).await?;
         let count = claimed.len();
+        if count > 0 {
+            drop(
+                Span::since("claim", None, began)
+                    .name("queue", &self.dispatcher.queue)
+                    .number("blocks", count as i64),
+            );
+        }
         self.dispatcher.bench.metrics.blocks.inc_by(count as u64);
         for block in claimed {
             self.start(block, permits.pop(), company.clone());

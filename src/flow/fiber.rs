@@ -19,6 +19,7 @@ use crate::{
     metrics::Metrics,
     objects::file_name_problem,
     periodic::describe,
+    spans::Span,
     store::{
         LONGEST_BACKOFF, Store,
         blocks::{self, BatchFacts, Block, BlockError, InputRow},
@@ -152,6 +153,11 @@ impl Bench {
             return self.leave(&block, end).await;
         };
         let post = self.watch.post(block.reference, &block.command);
+        let _span = Span::begin("block", facts.traceparent.as_deref())
+            .name("command", &block.command)
+            .number("batch", block.reference.batch)
+            .number("first_line", i64::from(block.first))
+            .number("attempt", i64::from(block.attempt));
         let mut work = Work {
             bench: self,
             block: &block,

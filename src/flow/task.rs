@@ -7,6 +7,7 @@ use super::{
 use crate::{
     handler::{self, TaskCall, TaskDone, TaskOutcome},
     json::Json,
+    spans::Span,
     store::tasks::{Finished, Task, TaskEnd, TaskWrite},
 };
 use serde::Serialize;
@@ -22,6 +23,10 @@ impl Bench {
         let cancel = self.held.cancel_of(task.reference.token);
         let timeout = task.timeout.unwrap_or(entry.config.timeout);
         let call = TaskCall { task: &task, timeout };
+        let _span = Span::begin("task", task.traceparent.as_deref())
+            .name("command", &task.command)
+            .number("task", task.reference.id)
+            .number("attempt", i64::from(task.attempt));
         let run = async {
             self.lease.valid().await;
             handler::run_task(&*entry.handler, call).await

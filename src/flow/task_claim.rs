@@ -6,6 +6,7 @@ use crate::{
     liveness::identity::Identity,
     periodic::describe,
     queue::{self, Mode},
+    spans::{Moment, Span},
     store::{
         LONGEST_BACKOFF,
         tasks::{self, Looked, Scope, Task, WantedTasks},
@@ -147,6 +148,7 @@ impl Running {
         mut permits: Vec<OwnedSemaphorePermit>,
         company: Company,
     ) -> Result<usize, TaskClaimError> {
+        let began = Moment::now();
         let client = self.dispatcher.bench.store.claims.get().await?;
         let mut claimed = self.adopt(&client).await?;
         let missing = permits.len().saturating_sub(claimed.len());
@@ -155,6 +157,13 @@ impl Running {
         }
         drop(client);
         let count = claimed.len();
+        if count > 0 {
+            drop(
+                Span::since("claim", None, began)
+                    .name("queue", &self.dispatcher.queue)
+                    .number("tasks", count as i64),
+            );
+        }
         for task in claimed {
             self.start(task, permits.pop(), company.clone());
         }
