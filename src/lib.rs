@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod periodic;
 pub mod pulse;
 pub mod queue;
+pub mod spans;
 pub mod traceparent;
 pub mod worker_id;
 

@@ -22,7 +22,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return complain(&anyhow::Error::new(error).context("cannot start the runtime")),
     };
-    match runtime.block_on(cli.execute()) {
+    let ended = runtime.block_on(cli.execute());
+    #[cfg(feature = "otel")]
+    musterd::spans::stop();
+    match ended {
         Ok(exit) => exit.into(),
         Err(error) => complain(&error),
     }

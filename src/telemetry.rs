@@ -60,6 +60,8 @@ pub fn init(config: &Config) {
     if let (Ok(()), Some(error)) = (started, mistake) {
         tracing::warn!(%error, "RUST_LOG is not a log filter; using log.level");
     }
+    #[cfg(feature = "otel")]
+    crate::spans::start();
 }
 
 /// A panic's own words on stderr would be lines that are not JSON.

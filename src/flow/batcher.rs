@@ -4,7 +4,7 @@
 //! time takes what has gathered. The next starts when the last has ended and enough is there, or somebody waits for
 //! an update, or the oldest has waited long enough. A full channel makes the producers wait.
 
-use crate::{config::Problems, metrics::BatcherMetrics, pulse::Pulse};
+use crate::{config::Problems, metrics::BatcherMetrics, pulse::Pulse, spans::Span};
 use serde::{Deserialize, Serialize};
 use std::{
     future::Future,
@@ -233,6 +233,7 @@ impl<W: Writer> Batcher<W> {
         let began = Instant::now();
         let updates: u32 = gathered.iter().map(|queued| queued.weight.updates).sum();
         let waited: Vec<(Instant, u32)> = gathered.iter().map(|q| (q.since, q.weight.updates)).collect();
+        let _span = Span::begin("flush", None).number("updates", i64::from(updates));
         // Taking the updates makes room: the fibers fill the channel while this flush is under way.
         let updates_only = gathered.into_iter().map(|queued| queued.update).collect();
         self.metrics.channel_fullness.set(fullness(&self.room, self.config.capacity.get()));

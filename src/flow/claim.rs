@@ -11,6 +11,7 @@ use crate::{
     periodic::describe,
     pulse::Pulse,
     queue::{self, Mode},
+    spans::{Moment, Span},
     store::{
         LONGEST_BACKOFF,
         blocks::{self, Block, BlockError, Priorities, Size, Wanted},
@@ -210,7 +211,7 @@ impl Running {
         mut permits: Vec<OwnedSemaphorePermit>,
         company: Company,
     ) -> Result<usize, BlockError> {
-        let began = Instant::now();
+        let (began, moment) = (Instant::now(), Moment::now());
         let claimed = self.claim(permits.len()).await?;
         let count = claimed.len();
         let (metrics, queue) = (&self.dispatcher.bench.metrics, &self.dispatcher.queue);
@@ -218,6 +219,9 @@ impl Running {
         metrics.blocks.inc_by(count as u64);
         let waits = claimed.iter().filter_map(|block| block.waited);
         waits.for_each(|waited| metrics.walk.picked_up(queue, Work::Rows, waited));
+        if count > 0 {
+            Span::since("claim", None, moment).name("queue", queue).number("blocks", count as i64).end();
+        }
         for block in claimed {
             self.start(block, permits.pop(), company.clone());
         }

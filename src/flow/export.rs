@@ -24,7 +24,9 @@ pub enum Format {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    #[error("the inputs have a field {name:?}, which an export adds itself: choose the format ndjson")]
+    #[error(
+        "the inputs have a field {name:?}, which an export adds itself: use --format ndjson (of the API: format=ndjson)"
+    )]
     FieldTaken { name: String },
     #[error("could not write the export")]
     Write(#[from] io::Error),

@@ -19,6 +19,7 @@ use crate::{
     metrics::{Call, Metrics},
     objects::file_name_problem,
     periodic::describe,
+    spans::Span,
     store::{
         LONGEST_BACKOFF, Store,
         blocks::{self, BatchFacts, Block, InputRow},
@@ -157,6 +158,11 @@ impl Bench {
         };
         let post = self.watch.post(block.reference, &block.command);
         let rows_took = self.metrics.walk.handler(&block.command, Call::Row);
+        let _span = Span::begin("block", facts.traceparent.as_deref())
+            .name("command", &block.command)
+            .number("batch", block.reference.batch)
+            .number("first_line", i64::from(block.first))
+            .number("attempt", i64::from(block.attempt));
         let mut work = Work {
             bench: self,
             block: &block,

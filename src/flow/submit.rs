@@ -9,7 +9,7 @@ mod exported;
 pub use exported::{ADDED, WHOLE};
 
 use super::input::{Format, InputError, Limits, Reader};
-use crate::{config::Problems, json::Json, store::submissions, traceparent::Traceparent};
+use crate::{config::Problems, json::Json, spans::Span, store::submissions, traceparent::Traceparent};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -205,6 +205,9 @@ pub async fn submit(
         Some(known) => known.id,
         None => submissions::reserve(client).await?,
     };
+    let _span = Span::begin("submit", order.traceparent.as_ref().map(Traceparent::as_str))
+        .name("command", &order.command)
+        .number("batch", id);
     let seed = order.fingerprint();
     let (chunks, received) = mpsc::channel(4);
     let reading = tokio::task::spawn_blocking(move || read_all(given, id, seed, &chunks, &meter));

@@ -11,6 +11,7 @@ use crate::{
     handler::{self, TaskCall, TaskDone, TaskOutcome},
     json::Json,
     metrics::Call,
+    spans::Span,
     store::tasks::{self, Finished, Task, TaskEnd, TaskWrite},
 };
 use serde::Serialize;
@@ -69,6 +70,10 @@ impl Bench {
         let cancel = self.held.cancel_of(task.reference.token);
         let timeout = task.timeout.unwrap_or(entry.config.timeout);
         let call = TaskCall { task, timeout };
+        let _span = Span::begin("task", task.traceparent.as_deref())
+            .name("command", &task.command)
+            .number("task", task.reference.id)
+            .number("attempt", i64::from(task.attempt));
         let run = async {
             self.lease.valid().await;
             let began = Instant::now();

@@ -8,6 +8,7 @@ use crate::{
     periodic::describe,
     pulse::Pulse,
     queue::{self, Mode},
+    spans::{Moment, Span},
     store::{
         LONGEST_BACKOFF,
         tasks::{self, Looked, Scope, Task, WantedTasks},
@@ -172,7 +173,7 @@ impl Running {
         mut permits: Vec<OwnedSemaphorePermit>,
         company: Company,
     ) -> Result<usize, TaskClaimError> {
-        let began = Instant::now();
+        let (began, moment) = (Instant::now(), Moment::now());
         let client = self.dispatcher.bench.store.claims.get().await?;
         let mut claimed = Vec::new();
         let ended = self.claim_into(&mut claimed, &client, permits.len()).await;
@@ -185,6 +186,9 @@ impl Running {
         walk.claimed(queue, Work::Tasks, began.elapsed());
         let waits = claimed.iter().filter_map(|task| task.waited);
         waits.for_each(|waited| walk.picked_up(queue, Work::Tasks, waited));
+        if count > 0 {
+            Span::since("claim", None, moment).name("queue", queue).number("tasks", count as i64).end();
+        }
         for task in claimed {
             self.start(task, permits.pop(), company.clone());
         }

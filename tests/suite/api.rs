@@ -24,6 +24,7 @@ async fn start(db: &TestDb, toml: &str) -> (Daemon, Caller) {
     let daemon = Daemon::builder(db, &format!("{unlimited}{toml}")).start();
     daemon.wait_ready().await;
     let caller = Caller::of(&daemon);
+    caller.warm_up().await;
     (daemon, caller)
 }
 

@@ -74,6 +74,7 @@ fn sample(name: &str, entry: &Entry, payload: Json) -> Task {
         solo_crashes: 0,
         timeout: None,
         traceparent: None,
+        waited: None,
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::suite::support::daemon::Daemon;
-use crate::suite::support::wait::within;
+use crate::suite::support::wait::{eventually, within};
 
 /// On a machine that has other things to do.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -74,10 +74,22 @@ impl Caller {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Answer {
-        let mut stream = self.begin(method, path, headers, Some(body.len())).await;
-        // A server that refuses may stop reading; its answer is what counts.
-        let _ = stream.write_all(body).await;
-        finish(stream).await
+        // On a machine that stands still for seconds a connection to the database is not made in time. A client that is
+        // told so comes back.
+        eventually(PATIENCE, "the database can be reached", async || {
+            let mut stream = self.begin(method, path, headers, Some(body.len())).await;
+            // A server that refuses may stop reading; its answer is what counts.
+            let _ = stream.write_all(body).await;
+            let answer = finish(stream).await;
+            (!answer.body.contains("\"code\":\"unavailable\"")).then_some(answer)
+        })
+        .await
+    }
+
+    /// Sees to it that the API has its connections to the database, for tests whose requests cannot be repeated.
+    pub(crate) async fn warm_up(&self) {
+        self.get("/v1/queues").await;
+        self.post("/v1/batches/4711/append", &[NDJSON], "1").await;
     }
 
     /// Sends the head of a request and leaves the rest to the test.

@@ -4,7 +4,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
 
-use super::caller::{NDJSON, PATIENCE, finish};
+use super::caller::{NDJSON, PATIENCE};
 use super::start;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::wait::{eventually, within};
@@ -50,7 +50,7 @@ async fn progress_is_told_as_it_happens_until_the_batch_has_ended() {
 
     // Whoever comes later gets the end at once, and a place that was given up is free again.
     let answer = eventually(PATIENCE, "the place is free", async || {
-        let answer = finish(caller.begin("GET", &path, &[], Some(0)).await).await;
+        let answer = caller.get(&path).await;
         (answer.status == 200).then_some(answer)
     })
     .await;

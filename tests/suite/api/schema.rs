@@ -39,7 +39,8 @@ async fn every_example_of_the_manual_runs_as_it_stands() {
     let dir = run::new_dir("examples");
     std::fs::write(dir.join("tokens"), TOKEN).unwrap();
     let file = dir.join("tokens").display().to_string();
-    let (daemon, _) = start(&db, &format!("[http]\nwrite_tokens_file = {file:?}")).await;
+    let (daemon, caller) = start(&db, &format!("[http]\nwrite_tokens_file = {file:?}")).await;
+    caller.with_token(TOKEN).warm_up().await;
     let mut command = Command::new("sh");
     command
         .args(["-c", &examples()])
@@ -65,7 +66,8 @@ async fn whatever_it_is_sent_it_answers_as_it_is_described() {
     let dir = run::new_dir("schemathesis");
     std::fs::write(dir.join("tokens"), TOKEN).unwrap();
     let file = dir.join("tokens").display().to_string();
-    let (daemon, _) = start(&db, &format!("[http]\nrate_limit = 0\nwrite_tokens_file = {file:?}")).await;
+    let (daemon, caller) = start(&db, &format!("[http]\nrate_limit = 0\nwrite_tokens_file = {file:?}")).await;
+    caller.with_token(TOKEN).warm_up().await;
     let home = here("tests/schemathesis");
     let mut command = Command::new("python3");
     command

@@ -1,10 +1,14 @@
 //! The trace context of a submitter reaches the handler, whichever door it came by.
 
 use serde_json::Value;
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 use super::caller::{Caller, JSON, NDJSON, PATIENCE};
 use super::{ended, start};
 use crate::suite::support::config::{finish, json};
+use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::wait::eventually;
 
@@ -71,4 +75,62 @@ async fn a_trace_context_is_handed_on_and_anything_else_is_ignored() {
         };
         assert_eq!(told, expected, "{args:?}");
     }
+}
+
+/// A collector that keeps every byte it is sent, and is content.
+async fn collector() -> (String, Arc<Mutex<Vec<u8>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let kept = Arc::<Mutex<Vec<u8>>>::default();
+    let keep = Arc::clone(&kept);
+    #[expect(clippy::disallowed_methods, reason = "it ends with the test's runtime")]
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            while !is_whole(&request) && stream.read_buf(&mut request).await.is_ok_and(|read| read > 0) {}
+            keep.lock().unwrap().extend(request);
+            let _ =
+                stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").await;
+        }
+    });
+    (format!("http://{address}"), kept)
+}
+
+fn is_whole(request: &[u8]) -> bool {
+    let Some(head) = request.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return false };
+    let lines = String::from_utf8_lossy(&request[..head]).to_lowercase();
+    let length = lines.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+    request.len() >= head + 4 + length.unwrap_or(0_usize)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spans_of_the_walk_reach_a_collector_in_the_trace_of_the_submitter() {
+    let db = TestDb::new().await;
+    let (endpoint, kept) = collector().await;
+    let daemon = Daemon::builder(&db, "")
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
+        .env("OTEL_BSP_SCHEDULE_DELAY", "100")
+        .start();
+    daemon.wait_ready().await;
+    let caller = Caller::of(&daemon);
+    let headers = [NDJSON, ("traceparent", TRACE)];
+    let id = caller.post("/v1/batches?command=noop", &headers, "\"canary\"").await.json(201)["id"].clone();
+    ended(&caller, &id).await;
+    let task = caller.post("/v1/tasks", &[JSON], r#"{"command":"noop"}"#).await.json(201);
+    caller.get(&format!("/v1/tasks/{}", task["id"])).await.json(200);
+    let has = |bytes: &[u8], wanted: &[u8]| bytes.windows(wanted.len()).any(|some| some == wanted);
+    let trace: Vec<u8> = hex::decode("4bf92f3577b34da6a3ce929d0e0e4736").unwrap();
+    let sent = eventually(PATIENCE, "the spans arrive", async || {
+        let sent = kept.lock().unwrap().clone();
+        let names = [&b"submit"[..], b"claim", b"block", b"flush", b"task"];
+        names.iter().all(|name| has(&sent, name)).then_some(sent)
+    })
+    .await;
+    assert!(has(&sent, b"POST /v1/traces") && has(&sent, b"musterd"), "{}", String::from_utf8_lossy(&sent));
+    let in_trace = sent.windows(16).filter(|bytes| *bytes == trace).count();
+    assert!(in_trace >= 2, "the submit and the block are of the submitter's trace: {in_trace}");
+    assert!(!has(&sent, b"canary"), "no payload");
+    daemon.signal(rustix::process::Signal::TERM);
+    assert_eq!(daemon.wait_exit(PATIENCE).await.code(), Some(0));
 }

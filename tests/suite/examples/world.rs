@@ -25,7 +25,8 @@ const FILES: [(&str, &str); 9] = [
 ];
 
 pub(super) struct World {
-    pub(super) db: TestDb,
+    #[expect(dead_code, reason = "the database goes with this value")]
+    db: TestDb,
     place: Place,
 }
 
