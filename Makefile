@@ -96,7 +96,7 @@ setup: ## Install what running needs (PostgreSQL, a linker), or say what to inst
 
 setup-test: ## Install what the tests need as well (Redis, PgBouncer, kubectl, cargo-deny, shellcheck, Schemathesis, the drivers of the examples)
 	@scripts/setup.sh rust rust-lints cc postgres redis
-	@scripts/setup.sh pgbouncer deny shellcheck curl python node python-driver node-driver schemathesis kubectl promtool deploy-tools || :
+	@scripts/setup.sh pgbouncer faketime deny shellcheck curl python node python-driver node-driver schemathesis kubectl promtool deploy-tools || :
 # Those of other platforms too: a build skips them, the dependency policy reads them, offline.
 	@$(CARGO) fetch --locked --quiet
 

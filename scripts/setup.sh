@@ -53,6 +53,13 @@ new_enough_rust() {
         END { exit !(NR && (is[1] > must[1] + 0 || (is[1] == must[1] && is[2] >= must[2] + 0))) }'
 }
 
+has_faketime() {
+    for library in /usr/lib/*/faketime/libfaketime.so.1 /usr/lib64/faketime/libfaketime.so.1; do
+        [ -e "$library" ] && return 0
+    done
+    return 1
+}
+
 has() {
     case $1 in
         rust) new_enough_rust ;;
@@ -64,6 +71,7 @@ has() {
         kubectl) kubectl kustomize --help >/dev/null 2>&1 ;;
         promtool) command -v promtool >/dev/null ;;
         deploy-tools) [ -d "$DEPLOY_TOOLS/kubernetes_validate" ] && [ -x "$DEPLOY_TOOLS/bin/hadolint" ] ;;
+        faketime) has_faketime ;;
         shellcheck) command -v shellcheck >/dev/null ;;
         curl) command -v curl >/dev/null ;;
         python) python3 -m pip --version >/dev/null 2>&1 ;;
@@ -72,7 +80,7 @@ has() {
         node-driver) [ -d "$DRIVERS/node/node_modules/pg" ] ;;
         schemathesis) cmp -s "$API_TESTER_NEEDS" "$API_TESTER/requirements.txt" ;;
         deny) command -v cargo-deny >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ] ;;
-        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
+        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, faketime, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
     esac
 }
 
@@ -89,6 +97,7 @@ packages_of() {
         apt-get:cc) echo gcc libc6-dev ;;
         apt-get:postgres) echo postgresql ;;
         apt-get:redis) echo redis-server ;;
+        *:faketime) echo libfaketime ;;
         apt-get:kubectl) echo kubernetes-client ;;
         apt-get:promtool) echo prometheus ;;
         apt-get:python | dnf:python) echo python3 python3-pip ;;
