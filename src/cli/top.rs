@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 const EXAMPLES: &str = "\
 Examples:
   musterd top
-  musterd top --interval 5s
+  musterd top --interval 2s
   musterd top --once             one picture, for pipes and logs
   musterd top --json | jq '.queues[] | select(.paused)'
 

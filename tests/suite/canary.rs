@@ -78,7 +78,7 @@ async fn a_canary_in_every_secret_key_appears_in_nothing_that_speaks() {
     ledger.submit("write", 2).await;
     assert_eq!(ledger.end_of(called, SOON).await.state, "failed");
     eventually(SOON, "the upload fails", async || {
-        daemon.log().iter().any(|line| line.contains("outputs") && line.contains("WARN")).then_some(())
+        daemon.log().iter().any(|line| line.contains("outputs cannot be uploaded")).then_some(())
     })
     .await;
 

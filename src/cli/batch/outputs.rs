@@ -17,7 +17,7 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   musterd batch outputs 17
-  musterd batch outputs 17 --download ./results       copies every file, and checks its size and SHA-256";
+  musterd batch outputs 17 --download ./results       copies every file, and checks it";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

@@ -49,27 +49,25 @@ fn expected(table: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_keys_of_json_stay_what_they_are() {
-    let (batches, workers, queues) = (format!("[{BATCH}]"), format!("[{WORKER}]"), format!("[{QUEUE}]"));
-    let tasks = format!("[{TASK}]");
+    let (workers, queues, tasks) = (format!("[{WORKER}]"), format!("[{QUEUE}]"), format!("[{TASK}]"));
     let done = [
-        ("musterd batch list", batches.as_str()),
+        ("musterd batch list", "batches next_before"),
         ("musterd batch show 17", BATCH),
         ("musterd batch watch 17", BATCH),
-        ("musterd batch rows 17", ""),
-        ("musterd batch outputs 17", ""),
+        ("musterd batch rows 17", "batch next_from rows"),
+        ("musterd batch outputs 17", "bytes file_count files generation location manifest"),
         ("musterd submit people.csv --command noop", "id repeated rows"),
         ("musterd submit people.csv --command noop --wait", BATCH),
         ("musterd submit people.csv --command noop --dry-run", "bytes errors more_errors ok rows"),
-        ("musterd task list", &tasks),
         ("musterd queue list", &queues),
         ("musterd worker list", &workers),
         ("musterd worker show web-1-4711-1763350000000000000", WORKER),
-        ("musterd handler list", ""),
-        ("musterd handler test charge --input sample.ndjson", ""),
-        ("musterd config show", ""),
-        ("musterd config check", ""),
+        ("musterd handler list", "[kind name procedure queue workers]"),
+        ("musterd handler test charge --input sample.ndjson", "exchanges handler ok rows took_ms"),
+        ("musterd config show", "config sources"),
+        ("musterd config check", "ok problems"),
         ("musterd doctor", "checks verdict"),
-        ("musterd migrate --status", ""),
+        ("musterd migrate --status", "[applied_on name state version]"),
         ("musterd top", "at batches queues rows_per_second workers"),
         ("musterd why batch 17", "reasons subject"),
         ("musterd why queue default", "reasons subject"),
@@ -78,16 +76,17 @@ async fn the_keys_of_json_stay_what_they_are() {
     let commands: Vec<&str> = done.iter().map(|(command, _)| *command).collect();
     assert_eq!(keys_of(&world, &commands).await, expected(&done));
     let open = [
-        ("musterd batch hold 17", ""),
-        ("musterd batch release 17", ""),
-        ("musterd batch append 17 tuesday.csv", ""),
-        ("musterd batch abort 17", ""),
+        ("musterd batch hold 17", "id state"),
+        ("musterd batch release 17", "id state"),
+        ("musterd batch append 17 tuesday.csv", "added id rows"),
+        ("musterd batch abort 17", "id state"),
         ("musterd queue pause default", "name paused"),
         ("musterd queue resume default", "name paused"),
         ("musterd enqueue report", "id"),
         ("musterd task show 18", TASK),
-        ("musterd task retry 18", ""),
-        ("musterd task abort 18", ""),
+        ("musterd task list", &tasks),
+        ("musterd task retry 18", "id state"),
+        ("musterd task abort 18", "id state"),
         ("musterd why task 18", "reasons subject"),
     ];
     let world = World::open().await;
