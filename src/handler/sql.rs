@@ -279,7 +279,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let Some(client) = self.client.take() else { return };
-        drop(Object::take(client));
+        let connection = Object::take(client);
         let (cancel, target) = (self.cancel.clone(), self.target.clone());
         #[expect(
             clippy::disallowed_methods,
@@ -288,6 +288,8 @@ impl Drop for Session {
         tokio::spawn(async move {
             // A server that cannot be reached will notice the broken connection by itself.
             let _ = tokio::time::timeout(Duration::from_secs(5), target.cancel(&cancel)).await;
+            // Not before: a pooler forgets with the connection what there is to cancel.
+            drop(connection);
         });
     }
 }
