@@ -1,22 +1,35 @@
 //! Rows per second of every kind of handler, beside `builtin`, through the real binary on a private PostgreSQL.
 //!
 //! `make bench-handlers`. The last lines compare exec with the Python example to the same program fed by bare Python over a
-//! pipe: how much of the program's own speed is left.
+//! pipe: the handler alone, on rows that are there already as they are for bare Python, and the whole walk from and to the
+//! database, which shares the machine with the program.
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot run stops")]
 
-use axum::{Json, Router, routing::post};
+use axum::{Router, routing::post};
 use musterd::{
+    config::{Given, load},
     embedded::{EmbeddedPostgres, Options, Tether},
-    store::{connect::Target, migrate},
+    handler::{BlockCall, Entry, Outcome, Registry, Told, run_block},
+    json::Json,
+    store::{
+        blocks::{BlockRef, InputRow},
+        connect::Target,
+        migrate,
+    },
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Arc, Mutex},
     time::Duration,
 };
+use tokio::task::JoinSet;
+
+/// Of what is compared with bare Python.
+const ROUNDS: usize = 3;
 
 const SCORE: &str = include_str!("../docs/handlers/sql_score.sql");
 /// Feeds the example as musterd does, all rows ahead, and reads the replies.
@@ -78,9 +91,17 @@ async fn main() {
     }
     worker.signal(Signal::TERM).unwrap();
     worker.wait(Duration::from_secs(30));
-    let bare = bare(rows / 2);
+    let (mut alone, mut bare) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        alone.push(alone_with(&config, rows / 2).await);
+        bare.push(in_bare_python(rows / 2));
+    }
+    let ratios = alone.iter().zip(&bare).map(|(alone, bare)| alone / bare).collect();
+    let (alone, bare) = (median(alone), median(bare));
+    println!("{:<28} {alone:>12.0}", "exec, without the database");
     println!("{:<28} {bare:>12.0}", "the same in bare Python");
-    println!("{:<28} {:>12.2}", "exec / bare", exec / bare);
+    println!("{:<28} {:>12.2}", "exec alone / bare", median(ratios));
+    println!("{:<28} {:>12.2}", "exec, whole walk / bare", exec / bare);
     client.close().await;
     tokio::task::spawn_blocking(move || server.stop().unwrap()).await.unwrap();
 }
@@ -103,7 +124,61 @@ async fn run(client: &tokio_postgres::Client, command: &str, rows: i64) -> f64 {
     }
 }
 
-fn bare(count: i64) -> f64 {
+/// The handler on blocks that are in memory, two at a time as two fibers would have them; rows per second.
+async fn alone_with(config: &Path, count: i64) -> f64 {
+    let given = Given { file: Some(config.into()), env: Some(Vec::new()), ..Given::default() };
+    let config = load(&given).unwrap().config;
+    let entry = Registry::from_config(&config).unwrap().get("greet").unwrap().clone();
+    let lines: Vec<i32> = (1..=i32::try_from(count).unwrap()).collect();
+    let input = |line: &i32| InputRow {
+        line: *line,
+        input: Json::of(
+            &json!({ "name": format!("name {line}"), "customer": format!("c{line}"), "spent": line }),
+        )
+        .unwrap(),
+    };
+    let mut blocks: Vec<Vec<InputRow>> =
+        lines.chunks(500).map(|block| block.iter().map(input).collect()).collect();
+    assert_eq!(through(&entry, blocks.pop().unwrap()).await, 500);
+    let blocks = Arc::new(Mutex::new(blocks));
+    let began = std::time::Instant::now();
+    let mut fibers = JoinSet::new();
+    for _ in 0..2 {
+        let (entry, blocks) = (entry.clone(), Arc::clone(&blocks));
+        fibers.spawn(async move {
+            let mut done = 0;
+            while let Some(block) = { blocks.lock().unwrap().pop() } {
+                done += through(&entry, block).await;
+            }
+            done
+        });
+    }
+    let done: usize = fibers.join_all().await.into_iter().sum();
+    assert_eq!(done + 500, lines.len());
+    done as f64 / began.elapsed().as_secs_f64()
+}
+
+/// Rows of the block that succeeded.
+async fn through(entry: &Entry, rows: Vec<InputRow>) -> usize {
+    let context = Json::from_text("{}");
+    let block = BlockRef { id: 1, token: uuid::Uuid::new_v4(), batch: 1 };
+    let timeout = Duration::from_secs(300);
+    let call =
+        BlockCall { command: "greet", context: &context, block, attempt: 1, timeout, traceparent: None };
+    let mut running = run_block(&*entry.handler, call, &rows);
+    let mut succeeded = 0;
+    while let Some(told) = running.next().await {
+        succeeded += usize::from(matches!(told, Told::Row(_, Outcome::Succeeded(_))));
+    }
+    succeeded
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn in_bare_python(count: i64) -> f64 {
     let output = Command::new("python3")
         .args(["-c", BARE])
         .arg(example("exec_python.py"))
@@ -122,14 +197,14 @@ fn serve() -> u16 {
     let work = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let answer = |Json(request): Json<Value>| async move {
+            let answer = |axum::Json(request): axum::Json<Value>| async move {
                 let rows: Vec<Value> = request["rows"]
                     .as_array()
                     .into_iter()
                     .flatten()
                     .map(|row| json!({ "line": row["line"], "outcome": "succeeded", "result": { "ok": true } }))
                     .collect();
-                Json(json!({ "rows": rows }))
+                axum::Json(json!({ "rows": rows }))
             };
             let router = Router::new().route("/", post(answer));
             axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await.unwrap();

@@ -17,6 +17,10 @@ use tokio::{
     sync::OwnedSemaphorePermit,
 };
 
+/// What Linux lets every user have.
+#[cfg(target_os = "linux")]
+const PIPE_BYTES: usize = 1 << 20;
+
 /// What to start.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
@@ -127,8 +131,11 @@ pub(super) struct Process {
 impl Process {
     fn new(mut owned: Owned, program: &Program) -> io::Result<Self> {
         let missing = || io::Error::other("a pipe of the child is missing");
-        let stdin = ChildStdin::from_std(owned.0.stdin.take().ok_or_else(missing)?)?;
-        let stdout = ChildStdout::from_std(owned.0.stdout.take().ok_or_else(missing)?)?;
+        let (stdin, stdout) =
+            (owned.0.stdin.take().ok_or_else(missing)?, owned.0.stdout.take().ok_or_else(missing)?);
+        widen(&stdin);
+        widen(&stdout);
+        let (stdin, stdout) = (ChildStdin::from_std(stdin)?, ChildStdout::from_std(stdout)?);
         let stderr =
             Stderr::follow(&program.handler, owned.0.pid(), owned.0.stderr.take().ok_or_else(missing)?)?;
         Ok(Self {
@@ -168,6 +175,15 @@ impl Process {
             None => reason,
         }
     }
+}
+
+/// Room for a whole block of rows: with less, program and musterd wake each other for every few of them.
+fn widen(pipe: &impl std::os::fd::AsFd) {
+    // The usual size serves too; a user with many pipes may be refused more.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
+    #[cfg(not(target_os = "linux"))]
+    let _ = pipe;
 }
 
 fn ending(status: Option<ExitStatus>) -> String {
