@@ -18,6 +18,8 @@ pub(super) async fn all() -> Vec<Found> {
     let mut pages: Vec<_> =
         std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path()).collect();
     pages.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    // A script from its first line to its last, run as such by api/schema.rs.
+    pages.retain(|path| !path.ends_with("api.md"));
     pages.push(root.join("README.md"));
     pages.sort();
     for page in pages {
