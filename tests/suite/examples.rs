@@ -8,6 +8,7 @@ mod world;
 
 pub(crate) use found::commands;
 use found::{Found, all};
+use futures::StreamExt;
 use world::World;
 
 use crate::suite::support::config::{finish, stderr, stdout};
@@ -72,31 +73,45 @@ async fn every_example_and_every_command_of_the_manual_runs_as_it_is_written() {
         let is_used = found.iter().any(|found| found.command.contains(part));
         assert!(is_used, "no command has {part:?}, which is planned as {plan:?}");
     }
+    // One after the other where they share a world, beside each other where each has its own.
     let done = World::done().await;
-    let mut problems = Vec::new();
-    for Found { command, place } in &found {
-        let (world, expected) = match plan(command) {
-            Plan::Elsewhere(_) => continue,
-            Plan::Get => {
-                let path = command.split_once("127.0.0.1:9464").expect("our port").1;
-                let (status, answer) = http_get(done.config().http_port(), path).await.unwrap();
-                assert_eq!(status, 200, "{command}: {answer}");
-                continue;
-            }
-            Plan::Parsed(_) => (None, Some(0)),
-            Plan::Done(code) => (None, Some(code)),
-            Plan::Whatever => (None, None),
-            Plan::Open => (Some(World::open().await), Some(0)),
-            Plan::Task(state) => (Some(World::task(state).await), Some(0)),
-        };
-        let parsed_only = matches!(plan(command), Plan::Parsed(_));
-        let line = if parsed_only { format!("{command} --help") } else { command.clone() };
-        let output = finish(world.as_ref().unwrap_or(&done).shell(&line)).await;
-        let right = expected.is_none_or(|code| output.status.code() == Some(code));
-        if !right || stderr(&output).contains("panicked") {
-            let said = format!("{}{}", stdout(&output), stderr(&output));
-            problems.push(format!("{place}: {line}\n  ended with {:?}: {said}", output.status.code()));
-        }
-    }
+    let turn = tokio::sync::Mutex::new(());
+    let problems: Vec<String> = futures::stream::iter(&found)
+        .map(|found| run(found, &done, &turn))
+        .buffer_unordered(4)
+        .filter_map(std::future::ready)
+        .collect()
+        .await;
     assert!(problems.is_empty(), "{} of {}:\n{}", problems.len(), found.len(), problems.join("\n"));
+}
+
+/// Runs one as it is planned; what went wrong with it.
+async fn run(found: &Found, done: &World, turn: &tokio::sync::Mutex<()>) -> Option<String> {
+    let Found { command, place } = found;
+    let (world, expected) = match plan(command) {
+        Plan::Elsewhere(_) => return None,
+        Plan::Get => {
+            let path = command.split_once("127.0.0.1:9464").expect("our port").1;
+            let (status, answer) = http_get(done.config().http_port(), path).await.unwrap();
+            return (status != 200).then(|| format!("{place}: {command}: {answer}"));
+        }
+        Plan::Parsed(_) => (None, Some(0)),
+        Plan::Done(code) => (None, Some(code)),
+        Plan::Whatever => (None, None),
+        Plan::Open => (Some(World::open().await), Some(0)),
+        Plan::Task(state) => (Some(World::task(state).await), Some(0)),
+    };
+    let parsed_only = matches!(plan(command), Plan::Parsed(_));
+    let line = if parsed_only { format!("{command} --help") } else { command.clone() };
+    let output = match &world {
+        Some(world) => finish(world.shell(&line)).await,
+        None => {
+            let _turn = turn.lock().await;
+            finish(done.shell(&line)).await
+        }
+    };
+    let right = expected.is_none_or(|code| output.status.code() == Some(code));
+    let said = format!("{}{}", stdout(&output), stderr(&output));
+    (!right || said.contains("panicked"))
+        .then(|| format!("{place}: {line}\n  ended with {:?}: {said}", output.status.code()))
 }

@@ -25,8 +25,8 @@ const FILES: [(&str, &str); 9] = [
 ];
 
 pub(super) struct World {
-    #[expect(dead_code, reason = "the database goes with this value")]
-    db: TestDb,
+    /// Lives as long as the world.
+    _db: TestDb,
     place: Place,
 }
 
@@ -54,7 +54,7 @@ impl World {
         let worker = "INSERT INTO musterd.workers (id, host, pid, version, state, ended_at)
                       VALUES ('web-1-4711-1763350000000000000', 'web-1', 4711, '0.1.0', 'stopped', now())";
         ledger.client.execute(worker, &[]).await.unwrap();
-        Self { db, place: Place::Worked(Box::new(daemon)) }
+        Self { _db: db, place: Place::Worked(Box::new(daemon)) }
     }
 
     /// Nobody works; batch 17 has rows that wait, task 18 is scheduled.
@@ -84,7 +84,7 @@ impl World {
         let ledger = Ledger { client: db.client().await };
         next_id_is_17(&ledger).await;
         let config = TestConfig::new(&db, HANDLERS);
-        (Self { db, place: Place::Quiet(config) }, ledger)
+        (Self { _db: db, place: Place::Quiet(config) }, ledger)
     }
 
     pub(super) fn config(&self) -> &TestConfig {
