@@ -139,8 +139,11 @@ async fn after_sigkill_the_server_goes_and_the_next_start_has_the_data() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ephemeral_one_leaves_nothing() {
     let home = Home::new();
-    // Whoever has the usual port, we or another: then it takes a free one.
-    let _usual = std::net::TcpListener::bind("127.0.0.1:9464");
+    // Another test's dev may have the usual port, and give it up at any moment: it must be ours to be taken for sure.
+    let _usual = eventually(SOON, "the usual port is ours", async || {
+        std::net::TcpListener::bind("127.0.0.1:9464").ok()
+    })
+    .await;
     let dev = home.start(&["--ephemeral"]);
     let url = dev.url().await;
     let health = dev.process.out.wait_for(SOON, |line| line.starts_with("health ")).await;
