@@ -84,7 +84,9 @@ pub fn is_json(format: Format) -> bool {
 
 /// The crates beneath us speak only of what needs a person, unless asked.
 fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
-    const QUIET: &str = "tokio_postgres=warn,fred=error,hyper=warn,refinery_core=warn,rustls=warn,s3=warn";
+    // A pool's sessions that end are told of by whoever needed them; at the end of `dev` nobody does.
+    const QUIET: &str =
+        "tokio_postgres=warn,deadpool=error,fred=error,hyper=warn,refinery_core=warn,rustls=warn,s3=warn";
     if level.trim().is_empty() {
         return EnvFilter::builder().parse("info");
     }
