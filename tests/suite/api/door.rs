@@ -40,6 +40,7 @@ async fn a_token_opens_what_its_scope_says_and_is_taken_away_without_a_restart()
         nobody.with_token(odd).get("/v1/batches").await.problem(401, "unauthorized");
     }
     nobody.get("/v1/nothing").await.problem(401, "unauthorized");
+    nobody.get("/v1/batches/1/outputs/openapi.json").await.problem(401, "unauthorized");
     nobody.post("/v1/batches?command=noop", &[NDJSON], "1").await.problem(401, "unauthorized");
     reader.get("/v1/batches").await.json(200);
     let refused = reader.post("/v1/batches?command=noop", &[NDJSON], "1").await;
@@ -92,6 +93,7 @@ async fn without_tokens_only_this_machine_gets_in_and_only_by_its_own_name() {
     assert!(problem["detail"].as_str().unwrap().contains("http.write_tokens_file"), "{problem}");
     caller.post("/v1/batches?command=noop", &[NDJSON], "1").await.problem(403, "tokens_required");
     assert_eq!(caller.get("/readyz").await.status, 200);
+    caller.get("/v1/openapi.json").await.json(200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
