@@ -22,23 +22,14 @@ pub(super) struct InputFile {
     #[arg(long, value_name = "FORMAT", value_parser = ["csv", "ndjson", "json"])]
     format: Option<String>,
     /// CSV: what stands between two fields.
-    #[arg(long, value_name = "CHAR", default_value = ",", value_parser = character)]
+    #[arg(long, value_name = "CHAR", default_value = ",", value_parser = CsvOptions::character)]
     delimiter: char,
     /// CSV: what stands around a field.
-    #[arg(long, value_name = "CHAR", default_value = "\"", value_parser = character)]
+    #[arg(long, value_name = "CHAR", default_value = "\"", value_parser = CsvOptions::character)]
     quote: char,
     /// The file was written by `batch export`: take the inputs, leave _line, _state, _attempt, _error and _result out.
     #[arg(long)]
     pub(super) exported: bool,
-}
-
-fn character(text: &str) -> Result<char, String> {
-    let text = if text == "\\t" { "\t" } else { text };
-    let mut characters = text.chars();
-    match (characters.next(), characters.next()) {
-        (Some(one), None) => Ok(one),
-        _ => Err("must be one character (\\t for a tab)".into()),
-    }
 }
 
 /// The bytes looked at to tell the format, then the rest.

@@ -94,17 +94,7 @@ pub async fn write_if_held(client: &Object, blocks: &[BlockWrite]) -> Result<Vec
     failpoint!("flush.begin");
     let begin = client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED");
     let lock_params: Params<'_, 2> = [&ids, &tokens];
-    let row_params: Params<'_, 9> = [
-        &ids,
-        &tokens,
-        &rows.slot,
-        &rows.line,
-        &rows.attempt,
-        &rows.ok,
-        &rows.result,
-        &rows.error,
-        &rows.outputs,
-    ];
+    let row_params = rows.params(&ids, &tokens);
     let close_params: Params<'_, 7> =
         [&ends.id, &ends.token, &ends.wait, &ends.slot, &ends.retry, &ends.line, &ends.error];
     let close = async {
@@ -159,17 +149,7 @@ pub async fn write_rows_within(
     let results = transaction.prepare_cached(RESULTS).await?;
     transaction.query(&lock, &[&ids, &tokens]).await?;
     let rows = RowColumns::of(&blocks);
-    let params: Params<'_, 9> = [
-        &ids,
-        &tokens,
-        &rows.slot,
-        &rows.line,
-        &rows.attempt,
-        &rows.ok,
-        &rows.result,
-        &rows.error,
-        &rows.outputs,
-    ];
+    let params = rows.params(&ids, &tokens);
     let stored = transaction.query(&results, &params).await?;
     Ok(answers(&blocks, &stored).first().copied().unwrap_or(Written::NotHeld))
 }
@@ -206,6 +186,12 @@ struct RowColumns<'a> {
 }
 
 impl<'a> RowColumns<'a> {
+    /// In the order of results.sql.
+    fn params<'p>(&'p self, ids: &'p Vec<i64>, tokens: &'p Vec<Uuid>) -> Params<'p, 9> {
+        let Self { slot, line, attempt, ok, result, error, outputs } = self;
+        [ids, tokens, slot, line, attempt, ok, result, error, outputs]
+    }
+
     fn of(blocks: &'a [BlockWrite]) -> Self {
         let mut columns = Self::default();
         for (index, block) in blocks.iter().enumerate() {

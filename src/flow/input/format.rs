@@ -28,6 +28,16 @@ impl Default for CsvOptions {
 }
 
 impl CsvOptions {
+    /// One of the two, as people write it: a tab may be `\t`.
+    pub fn character(text: &str) -> Result<char, String> {
+        let text = if text == "\\t" { "\t" } else { text };
+        let mut characters = text.chars();
+        match (characters.next(), characters.next()) {
+            (Some(one), None) => Ok(one),
+            _ => Err("must be one character (\\t for a tab)".into()),
+        }
+    }
+
     /// Accepts two different ASCII characters that are not line ends.
     pub fn new(delimiter: char, quote: char) -> Result<Self, InputError> {
         let delimiter_byte = dialect_byte(delimiter)?;

@@ -102,8 +102,8 @@ struct Input {
 impl Input {
     fn read(query: &mut Query, headers: &HeaderMap) -> Result<Self, Problem> {
         refuse_encodings(headers)?;
-        let delimiter = query.one("delimiter", character);
-        let quote = query.one("quote", character).unwrap_or('"');
+        let delimiter = query.one("delimiter", CsvOptions::character);
+        let quote = query.one("quote", CsvOptions::character).unwrap_or('"');
         let csv = |usual| {
             let options = CsvOptions::new(delimiter.unwrap_or(usual), quote);
             options.map(Format::Csv).map_err(|error| Problem::mistake("delimiter", error.to_string()))
@@ -131,15 +131,6 @@ fn charset(content_type: &str) -> Option<String> {
     let parameters = content_type.split(';').skip(1).filter_map(|parameter| parameter.split_once('='));
     let mut found = parameters.filter(|(name, _)| name.trim().eq_ignore_ascii_case("charset"));
     found.next().map(|(_, value)| value.trim().trim_matches('"').to_ascii_lowercase())
-}
-
-fn character(text: &str) -> Result<char, String> {
-    let text = if text == "\\t" { "\t" } else { text };
-    let mut characters = text.chars();
-    match (characters.next(), characters.next()) {
-        (Some(one), None) => Ok(one),
-        _ => Err("must be one character (\\t for a tab)".into()),
-    }
 }
 
 #[cfg(test)]
