@@ -29,7 +29,7 @@ pub use parse_error::ParseError;
 pub use session::SessionSettings;
 pub use target::Target;
 pub use tls::{SslMode, TlsError};
-use wire::{Asked, MakeWire};
+use wire::{Asked, MakeWire, Purpose};
 
 /// How long a pool may take to hand out, make or check a connection.
 const POOL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,8 +86,11 @@ impl Target {
 
     /// Asks the server to stop what the connection of this token is doing.
     pub async fn cancel(&self, token: &tokio_postgres::CancelToken) -> Result<(), ConnectError> {
-        let (_, tls) = self.driver("")?;
-        let asked = token.cancel_query(tls).await;
+        let (_, mut wire) = self.driver("")?;
+        if let Some(translated) = &mut wire.translated {
+            translated.purpose = Purpose::Cancel;
+        }
+        let asked = token.cancel_query(wire).await;
         asked.map_err(|source| ConnectError::failed(self, source))
     }
 
@@ -143,7 +146,7 @@ impl Target {
         let mut wire = MakeWire { tls: self.tls.connector()?, translated: None };
         if self.unnamed {
             let (mode, negotiation) = (driver.get_ssl_mode(), driver.get_ssl_negotiation());
-            wire.translated = Some(Asked { mode, negotiation });
+            wire.translated = Some(Asked { mode, negotiation, purpose: Purpose::Session });
             // The driver then leaves everything from the first byte on to the connector.
             driver.ssl_mode(DriverMode::Require).ssl_negotiation(SslNegotiation::Direct);
         }

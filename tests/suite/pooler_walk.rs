@@ -56,6 +56,9 @@ procedure = "app.plan"
 [handlers.part]
 kind = "sql"
 procedure = "app.part"
+[handlers.endless]
+kind = "sql"
+procedure = "app.endless"
 [handlers.twice]
 kind = "sql"
 function = "app.twice"
@@ -79,6 +82,7 @@ BEGIN
     INSERT INTO app.effects VALUES (task);
     PERFORM musterd.spawn('part', '{}', task) FROM generate_series(1, 4);
 END $$;
+CREATE PROCEDURE app.endless(task bigint, payload jsonb) LANGUAGE sql AS $$ SELECT pg_sleep(3600) $$;
 CREATE FUNCTION app.twice(batch bigint, context jsonb, rows jsonb)
 RETURNS TABLE (line int, outcome text, result jsonb, error text) LANGUAGE sql AS $$
     WITH given AS MATERIALIZED (SELECT * FROM jsonb_to_recordset(rows) AS r (line int, input int)),
@@ -179,6 +183,22 @@ impl Site {
         assert_eq!((end.state.as_str(), end.aborted), ("aborted", 50));
     }
 
+    /// The server stops what nobody waits for any more: the request for it takes the way through the pooler.
+    async fn abort_in_the_server(&self) {
+        let asleep = async |wanted: i64, what: &str| {
+            eventually(PATIENCE, what, async || {
+                let sleeping = "SELECT count(*) FROM pg_stat_activity
+                                 WHERE datname = current_database() AND state = 'active' AND wait_event = 'PgSleep'";
+                (ask::<i64>(&self.client, sleeping).await == wanted).then_some(())
+            })
+            .await;
+        };
+        let task: i64 = ask(&self.client, "SELECT musterd.enqueue('endless')").await;
+        asleep(1, "the procedure runs").await;
+        self.json(&["task", "abort", &task.to_string(), "--json"]).await;
+        asleep(0, "the procedure is stopped").await;
+    }
+
     /// One replica dies in the middle; the other finishes, and what was written is not run again.
     async fn death(&self) {
         let batch = submit(&self.client, "slow", 600, "").await;
@@ -212,6 +232,7 @@ impl Site {
         self.by_command_line().await;
         self.by_handlers().await;
         self.abort().await;
+        self.abort_in_the_server().await;
         self.death().await;
         self.accounts().await;
     }

@@ -93,8 +93,9 @@ async fn end_sessions(client: &Client) {
 async fn a_database_that_is_read_only_for_a_while_fails_no_row() {
     let db = TestDb::new().await;
     let name = db.name().to_owned();
-    // Without session settings of our own, as behind a pooler: what the database says holds.
-    let toml = "[database]\npooler = \"transaction\"";
+    // Without session settings of our own, as behind a pooler: what the database says holds. Not through one: its sessions
+    // are its own, and it keeps those that met the trouble.
+    let toml = format!("[database]\nurl = {:?}\npooler = \"transaction\"", db.url());
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                 WHERE datname = current_database() AND application_name LIKE 'musterd%'";
     let set =
@@ -102,7 +103,7 @@ async fn a_database_that_is_read_only_for_a_while_fails_no_row() {
     let own = "SET default_transaction_read_only = off";
     // The second time no session is ended: those that met the trouble must have been given up by themselves.
     let mend = format!("{own}; ALTER DATABASE \"{name}\" RESET default_transaction_read_only");
-    outlasts(&db, toml, &format!("{own}; {}", set("on")), &mend).await;
+    outlasts(&db, &toml, &format!("{own}; {}", set("on")), &mend).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -35,6 +35,15 @@ const CHUNK: usize = 16 * 1024;
 pub(super) struct Asked {
     pub(super) mode: SslMode,
     pub(super) negotiation: SslNegotiation,
+    pub(super) purpose: Purpose,
+}
+
+/// What a stream to a pooler is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Session,
+    /// Asks for the end of a query, in one message that is answered by the closing of the connection.
+    Cancel,
 }
 
 /// Makes the streams of one target.
@@ -78,8 +87,12 @@ impl TlsConnect<Socket> for WireConnect {
             let Some(asked) = self.translated else {
                 return Ok(Wire::over(Medium::Tls(Box::new(self.tls.connect(socket).await?)), None));
             };
-            let medium = negotiate(socket, self.tls, asked).await?;
-            Ok(Wire::over(medium, Some(Box::default())))
+            let mut wire = Wire::over(negotiate(socket, self.tls, asked).await?, None);
+            match asked.purpose {
+                Purpose::Session => wire.translation = Some(Box::default()),
+                Purpose::Cancel => wire.lingers = true,
+            }
+            Ok(wire)
         })
     }
 }
@@ -114,6 +127,8 @@ enum Medium {
 pub struct Wire {
     medium: Medium,
     translation: Option<Box<Unnamed>>,
+    /// Stays until the other end has closed. A pooler that has not passed on a request yet forgets it with its connection.
+    lingers: bool,
     outgoing: BytesMut,
     received: BytesMut,
     incoming: BytesMut,
@@ -128,7 +143,7 @@ impl std::fmt::Debug for Wire {
 impl Wire {
     fn over(medium: Medium, translation: Option<Box<Unnamed>>) -> Self {
         let (outgoing, received, incoming) = Default::default();
-        Self { medium, translation, outgoing, received, incoming }
+        Self { medium, translation, lingers: false, outgoing, received, incoming }
     }
 
     /// Gives the server what it has not got yet, down to `left` bytes.
@@ -207,6 +222,13 @@ impl AsyncWrite for Wire {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         ready!(this.drain(cx, 0))?;
+        while this.lingers {
+            this.received.clear();
+            this.received.reserve(CHUNK);
+            let read = ready!(tokio_util::io::poll_read_buf(this.medium.pin(), cx, &mut this.received));
+            // Whatever ends it, it is over.
+            this.lingers = read.is_ok_and(|bytes| bytes > 0);
+        }
         this.medium.pin().poll_shutdown(cx)
     }
 }
