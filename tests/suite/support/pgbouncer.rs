@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -24,6 +24,7 @@ const NOBODY: u32 = 65534;
 pub(crate) struct PgBouncer {
     tether: Tether,
     port: u16,
+    log: PathBuf,
 }
 
 impl PgBouncer {
@@ -33,7 +34,7 @@ impl PgBouncer {
         let dir = run::new_dir("pgbouncer");
         let server = Url::parse(services::postgres().url()).unwrap();
         let (user, password) = (server.username(), server.password().unwrap());
-        let (users, ini) = (dir.join("users"), dir.join("pgbouncer.ini"));
+        let (users, ini, log) = (dir.join("users"), dir.join("pgbouncer.ini"), dir.join("pgbouncer.log"));
         std::fs::write(&users, format!("\"{user}\" \"{password}\"\n")).unwrap();
         let config = format!(
             "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\npool_mode = transaction\n\
@@ -42,7 +43,7 @@ impl PgBouncer {
              logfile = {}\n{settings}\n",
             server.port().unwrap(),
             users.display(),
-            dir.join("pgbouncer.log").display(),
+            log.display(),
         );
         std::fs::write(&ini, config).unwrap();
         let mut command = Command::new(program());
@@ -54,13 +55,18 @@ impl PgBouncer {
         let tether = Tether::spawn(command, Signal::KILL)
             .expect("pgbouncer cannot be started; install it (Debian: apt-get install pgbouncer)");
         run::kill_at_end(tether.pid());
-        let pooler = Self { tether, port };
+        let pooler = Self { tether, port, log };
         pooler.wait_ready();
         pooler
     }
 
     /// How to get to a test's database through it.
     pub(crate) fn url(&self, db: &TestDb) -> String {
+        if let Some(status) = self.tether.status() {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            let last: Vec<&str> = log.lines().rev().take(20).collect();
+            panic!("PgBouncer ended: {status}; its last words first: {last:#?}");
+        }
         let mut url = Url::parse(db.url()).unwrap();
         url.set_port(Some(self.port)).unwrap();
         url.into()
