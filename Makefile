@@ -42,9 +42,10 @@ test-outputs: setup-test ## Run a million rows with a gigabyte of outputs on bot
 	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture a_million_rows_with_a_gigabyte
 
 # Everything of batches and tasks again, with PgBouncer between the replicas and the database. Not in make test, which has a
-# cross-section of it: it takes as long as those suites do, twice. Tests of what a pooler cannot give are left out by name.
-POOLED := alive batch_cli drain handlers outputs poison process reconcile replicas task_ walk_ why writes_ zombie
-UNPOOLED := --skip task_schedules --skip pooler
+# cross-section of it: it takes as long as those suites do, twice. Left out: schedules of statements, and a measure of LISTEN.
+POOLED := suite::alive suite::batch_cli suite::drain suite::handlers suite::outputs suite::poison suite::process suite::reconcile \
+    suite::replicas suite::task_ suite::walk_ suite::why suite::writes_ suite::zombie
+UNPOOLED := --skip suite::task_schedules --skip a_lone_task_ends_at_once
 test-pooler: setup-test ## Run the suites of batches and tasks through PgBouncer, with a way past it and without
 	@for way in direct polling; do \
 	    echo "== behind PgBouncer: $$way"; \

@@ -116,10 +116,27 @@ static POOLER: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("MUSTER
 fn pooled(table: &mut Table, db: &TestDb, way: &str) {
     default(table, "database", "url", &pgbouncer::shared().url(db));
     match way {
-        "direct" => default(table, "database", "direct_url", db.url()),
-        "polling" => default(table, "database", "pooler", "transaction"),
+        "direct" => drop(default(table, "database", "direct_url", db.url())),
+        "polling" => polling(table),
         other => panic!("MUSTERD_TEST_POOLER is {other:?}: direct or polling"),
-    };
+    }
+}
+
+/// Nobody wakes a worker that polls, and its death is told by its heartbeat alone: both as often as a test can wait for.
+fn polling(table: &mut Table) {
+    default(table, "database", "pooler", "transaction");
+    let claim = table.entry("claim").or_insert_with(|| Table::new().into()).as_table_mut().unwrap();
+    claim.insert("poll_interval".into(), "50ms".into());
+    if !has(table, "liveness", "heartbeat_ttl") && !has(table, "liveness", "heartbeat_interval") {
+        default(table, "liveness", "heartbeat_interval", "1s");
+        default(table, "liveness", "heartbeat_ttl", "10s");
+        default(table, "liveness", "recovery_interval", "1s");
+    }
+}
+
+/// Whether workers have no session of their own: what they do with it is not there then.
+pub(crate) fn is_polling() -> bool {
+    POOLER.as_deref() == Some("polling")
 }
 
 fn has(table: &Table, section: &str, key: &str) -> bool {
