@@ -11,7 +11,7 @@ for tool in buildah cargo; do
 done
 target=$(rustc -vV | sed -n 's/^host: //p')
 work=$(mktemp -d)
-trap 'umount -q "$work/root" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
 binary=${MUSTERD_STATIC:-}
@@ -33,6 +33,7 @@ store push --quiet musterd "oci:$work/oci:latest"
 
 echo "image: $(stat -c %s "$binary" | numfmt --to=iec) the binary, $(du -sb "$work/oci" | cut -f 1 | numfmt --to=iec) the image, compressed"
 store inspect --type image --format 'image: user {{.OCIv1.Config.User}}, stop signal {{.OCIv1.Config.StopSignal}}, runs {{.OCIv1.Config.Entrypoint}} {{.OCIv1.Config.Cmd}}' musterd
+echo
 
 container=$(store from --pull-never musterd)
 mounted=$(store mount "$container")

@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     flow::{
         batcher,
-        claim::Dispatcher,
+        claim::{Desk, Dispatcher},
         complete::{self, Checks, Completer},
         fiber::{Bench, FactsCache},
         held::Held,
@@ -16,7 +16,6 @@ use crate::{
         pace::Pace,
         rivals,
         solo::Room,
-        task_claim::TaskDispatcher,
         watch::Watch,
         writer::{Gate, OutcomeWriter},
     },
@@ -32,8 +31,10 @@ use crate::{
     signal::Stop,
     store::{
         OpenError, Store,
+        blocks::Block,
         connect::ConnectError,
         migrate, pooler,
+        tasks::Task,
         workers::{self, Enlisted},
     },
     supervisor::{Census, Count, Ended, Health, Owned, STARTING, Stage, Supervisor},
@@ -262,35 +263,27 @@ impl Daemon {
             let (rows, tasks) = rivals::pair();
             wakes.insert(queue.clone(), rows.clone());
             let idle = Arc::new(Semaphore::new(settings.fibers.get() as usize));
-            let task_dispatcher = TaskDispatcher {
-                queue: queue.clone(),
-                settings: settings.clone(),
-                poll_interval: self.config.claim.poll_interval,
-                identity: self.identity.clone(),
-                bench: Arc::clone(&bench),
-                idle: Arc::clone(&idle),
-                rival: tasks,
-                writable: writable.clone(),
-                drain: stop.drain.clone(),
-                pulse: self.health.pulse(format!("tasks {queue}")),
-            };
-            supervisor.once(format!("tasks {queue}"), Stage::Work, |stop| async move {
-                task_dispatcher.run(stop).await;
-                Ok(())
-            });
-            let dispatcher = Dispatcher {
+            let desk = |name: &str, rival| Desk {
                 queue: queue.clone(),
                 settings: settings.clone(),
                 config: self.config.claim.clone(),
                 identity: self.identity.clone(),
                 bench: Arc::clone(&bench),
-                idle,
-                rival: rows,
+                idle: Arc::clone(&idle),
+                rival,
                 writable: writable.clone(),
                 drain: stop.drain.clone(),
-                pulse: self.health.pulse(format!("queue {queue}")),
+                pulse: self.health.pulse(name),
             };
-            supervisor.once(format!("queue {queue}"), Stage::Work, |stop| async move {
+            let name = format!("tasks {queue}");
+            let dispatcher = Dispatcher::<Task>::new(desk(&name, tasks));
+            supervisor.once(name, Stage::Work, |stop| async move {
+                dispatcher.run(stop).await;
+                Ok(())
+            });
+            let name = format!("queue {queue}");
+            let dispatcher = Dispatcher::<Block>::new(desk(&name, rows));
+            supervisor.once(name, Stage::Work, |stop| async move {
                 dispatcher.run(stop).await;
                 Ok(())
             });

@@ -13,6 +13,5 @@ pub mod rivals;
 pub mod solo;
 pub mod submit;
 pub mod task;
-pub mod task_claim;
 pub mod watch;
 pub mod writer;

@@ -15,6 +15,7 @@ pub mod outputs;
 pub mod page;
 pub mod pooler;
 mod pools;
+pub mod query;
 pub mod queues;
 pub mod rates;
 pub mod reasons;

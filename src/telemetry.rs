@@ -64,9 +64,13 @@ pub fn init(config: &Config) {
     crate::spans::start();
 }
 
-/// A panic's own words on stderr would be lines that are not JSON.
+/// A panic's own words on stderr would be lines that are not JSON. A command that logs nothing has no such lines.
 fn report_panics_as_events() {
-    std::panic::set_hook(Box::new(|panic| {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !tracing::enabled!(tracing::Level::ERROR) {
+            return usual(panic);
+        }
         let place = panic.location().map(ToString::to_string);
         let reason = panic.payload_as_str().unwrap_or("no message");
         tracing::error!(place, reason, "a panic");

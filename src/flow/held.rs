@@ -48,12 +48,19 @@ struct Entry {
 
 /// What a token stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holding {
+pub enum Holding {
     Block(BlockRef),
     Task(TaskRef),
 }
 
 impl Holding {
+    pub fn token(self) -> Uuid {
+        match self {
+            Self::Block(block) => block.token,
+            Self::Task(task) => task.token,
+        }
+    }
+
     /// The batch or the task: what an abort names.
     fn id(self) -> i64 {
         match self {
@@ -71,22 +78,13 @@ impl Held {
         tokens
     }
 
-    /// The claim came back: these tokens hold blocks, the rest of `announced` hold nothing.
-    pub fn settle(&self, announced: &[Uuid], claimed: &[BlockRef]) {
-        self.settle_as(announced, claimed.iter().map(|block| (block.token, Holding::Block(*block))));
-    }
-
-    /// The same for a claim of tasks.
-    pub fn settle_tasks(&self, announced: &[Uuid], claimed: &[TaskRef]) {
-        self.settle_as(announced, claimed.iter().map(|task| (task.token, Holding::Task(*task))));
-    }
-
-    fn settle_as(&self, announced: &[Uuid], claimed: impl Iterator<Item = (Uuid, Holding)>) {
+    /// The claim came back: it brought these, and the other tokens of `announced` hold nothing.
+    pub fn settle(&self, announced: &[Uuid], claimed: impl Iterator<Item = Holding>) {
         let mut held = self.lock();
         let State { entries, aborted } = &mut *held;
         aborted.retain(|_, since| since.elapsed() < ABORT_REMEMBERED);
-        for (token, holding) in claimed {
-            let entry = entries.entry(token).or_default();
+        for holding in claimed {
+            let entry = entries.entry(holding.token()).or_default();
             entry.holding = Some(holding);
             // The news of the abort was faster than the reply to the claim.
             if aborted.contains_key(&holding.id()) {
@@ -218,8 +216,8 @@ mod tests {
         let held = Held::default();
         let tokens = held.announce(2);
         assert_eq!(held.abort(7), 0, "nothing of it is known to be held yet");
-        let block = |token, batch| BlockRef { id: 1, token, batch };
-        held.settle(&tokens, &[block(tokens[0], 7), block(tokens[1], 8)]);
+        let block = |token, batch| Holding::Block(BlockRef { id: 1, token, batch });
+        held.settle(&tokens, [block(tokens[0], 7), block(tokens[1], 8)].into_iter());
         assert!(held.cancel_of(tokens[0]).aborted.is_cancelled());
         assert!(!held.cancel_of(tokens[1]).aborted.is_cancelled());
     }

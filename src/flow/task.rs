@@ -4,7 +4,6 @@ use super::{
     fiber::{Bench, End, interrupted, storable},
     held::Cancel,
     solo::{Company, Solitude},
-    task_claim::TaskClaimError,
     writer::Update,
 };
 use crate::{
@@ -50,8 +49,7 @@ impl Bench {
             solitude = self.alone_with(task.reference.token) => solitude,
         };
         let marked = self.patiently(cancel, "task", || async {
-            let client = self.store.general.get().await?;
-            Ok::<_, TaskClaimError>(tasks::mark_alone_if_held(&client, task.reference).await?)
+            tasks::mark_alone_if_held(&self.store.general.get().await?, task.reference).await
         });
         match marked.await {
             Some(true) => Ok(solitude),

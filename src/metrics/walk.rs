@@ -16,7 +16,7 @@ pub enum Work {
 }
 
 impl Work {
-    fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Rows => "rows",
             Self::Tasks => "tasks",

@@ -1,8 +1,11 @@
 //! Blocks: claimed here, read here. They are the only queue of rows.
 
-use super::tasks::Scope;
+use super::{
+    query::{QueryError, failed},
+    tasks::Scope,
+};
 use crate::json::Json;
-use deadpool_postgres::{Object, PoolError};
+use deadpool_postgres::Object;
 use futures::{StreamExt, pin_mut};
 use std::sync::LazyLock;
 use tokio_postgres::{Row, error::SqlState};
@@ -81,18 +84,6 @@ pub enum Priorities {
     Ignored,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum BlockError {
-    #[error("no connection to claim with")]
-    Connect(#[from] PoolError),
-    #[error("could not {operation}")]
-    Query { operation: &'static str, source: tokio_postgres::Error },
-}
-
-fn failed(operation: &'static str) -> impl FnOnce(tokio_postgres::Error) -> BlockError {
-    move |source| BlockError::Query { operation, source }
-}
-
 /// A statement in its variants; each is one text, so that each is prepared once.
 struct Variants {
     best: String,
@@ -142,20 +133,20 @@ pub async fn carve(
     client: &Object,
     wanted: &Wanted<'_>,
     priorities: Priorities,
-) -> Result<Vec<Block>, BlockError> {
+) -> Result<Vec<Block>, QueryError> {
     let carved = carve_with(client, wanted, CARVE_SKIPPING.get(priorities)).await?;
     if !carved.is_empty() {
         return Ok(carved);
     }
     match carve_with(client, wanted, CARVE_WAITING.get(priorities)).await {
-        Err(BlockError::Query { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+        Err(QueryError::Query { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
             Ok(vec![])
         }
         carved => carved,
     }
 }
 
-async fn carve_with(client: &Object, wanted: &Wanted<'_>, sql: &str) -> Result<Vec<Block>, BlockError> {
+async fn carve_with(client: &Object, wanted: &Wanted<'_>, sql: &str) -> Result<Vec<Block>, QueryError> {
     let most: Vec<i32> = wanted.sizes.iter().map(|size| size.most).collect();
     let least: Vec<i32> = wanted.sizes.iter().map(|size| size.least).collect();
     let statement = client.prepare_cached(sql).await.map_err(failed("prepare the carve"))?;
@@ -185,7 +176,7 @@ pub async fn take(
     client: &Object,
     wanted: &Wanted<'_>,
     priorities: Priorities,
-) -> Result<Vec<Block>, BlockError> {
+) -> Result<Vec<Block>, QueryError> {
     let statement =
         client.prepare_cached(TAKE_FREE.get(priorities)).await.map_err(failed("prepare taking blocks"))?;
     let rows = client
@@ -207,7 +198,7 @@ pub async fn take(
 }
 
 /// Takes a block that is to run alone, if there is one and this worker has none yet.
-pub async fn take_solo(client: &Object, wanted: &Wanted<'_>) -> Result<Option<Block>, BlockError> {
+pub async fn take_solo(client: &Object, wanted: &Wanted<'_>) -> Result<Option<Block>, QueryError> {
     let Some(token) = wanted.tokens.first() else { return Ok(None) };
     let statement =
         client.prepare_cached(TAKE_SOLO).await.map_err(failed("prepare taking a solitary block"))?;
@@ -219,7 +210,7 @@ pub async fn take_solo(client: &Object, wanted: &Wanted<'_>) -> Result<Option<Bl
 }
 
 /// From now on a death of this process is the block's doing. False: somebody else has it.
-pub async fn mark_alone_if_held(client: &Object, block: BlockRef) -> Result<bool, BlockError> {
+pub async fn mark_alone_if_held(client: &Object, block: BlockRef) -> Result<bool, QueryError> {
     const SQL: &str =
         "UPDATE musterd.blocks SET alone_at = pg_catalog.clock_timestamp() WHERE id = $1 AND token = $2";
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare marking a block"))?;
@@ -228,7 +219,7 @@ pub async fn mark_alone_if_held(client: &Object, block: BlockRef) -> Result<bool
 }
 
 /// The blocks that hold these tokens.
-pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Block>, BlockError> {
+pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Block>, QueryError> {
     const SQL: &str = "SELECT id, token, batch_id, first_line, last_line, lines, command, attempt, solo, NULL::float8 AS waited
                          FROM musterd.blocks WHERE worker IS NOT NULL AND token = ANY ($1)";
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare finding blocks"))?;
@@ -288,7 +279,7 @@ pub async fn read_rows(
     from: i32,
     limit: usize,
     bytes: usize,
-) -> Result<Vec<InputRow>, BlockError> {
+) -> Result<Vec<InputRow>, QueryError> {
     const FRESH: &str = include_str!("sql/read.sql");
     const OPEN: &str = "SELECT i.line, i.input FROM musterd.rows i
          WHERE i.batch_id = $1 AND i.line BETWEEN $2 AND $3 AND ($5::int[] IS NULL OR i.line = ANY ($5))
@@ -327,7 +318,7 @@ pub struct BatchFacts {
 }
 
 /// `None` when the batch does not exist any more.
-pub async fn facts(client: &Object, batch: i64) -> Result<Option<BatchFacts>, BlockError> {
+pub async fn facts(client: &Object, batch: i64) -> Result<Option<BatchFacts>, QueryError> {
     const SQL: &str = "SELECT t.payload, b.max_attempts,
                               (EXTRACT(EPOCH FROM b.row_timeout) * 1000)::bigint, t.traceparent
                          FROM musterd.batches b JOIN musterd.tasks t ON t.id = b.id WHERE b.id = $1";

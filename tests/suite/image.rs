@@ -21,10 +21,16 @@ use crate::suite::support::work::Ledger;
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// What a runtime does: a read-only root, a scratch directory, process 1, the user of the Dockerfile, no new privileges.
+/// What a runtime does: a read-only root, a scratch directory, the devices that every container has, process 1, the user of
+/// the Dockerfile, no new privileges.
 const RUNTIME: &str = r#"
 set -e
 mount --bind "$ROOT" "$ROOT"
+mount -t tmpfs devices "$ROOT/dev"
+for device in null zero full random urandom tty; do
+    touch "$ROOT/dev/$device"
+    mount --bind "/dev/$device" "$ROOT/dev/$device"
+done
 mount -t tmpfs -o uid=65532,gid=65532,mode=0750 scratch "$ROOT/var/lib/musterd"
 mount -t proc proc "$ROOT/proc"
 mount -o remount,bind,ro "$ROOT"
@@ -48,7 +54,7 @@ fn root_file_system() -> PathBuf {
         Some(image) => drop(run_it(Command::new("cp").arg("-a").arg(Path::new(&image).join(".")).arg(&dir))),
         None => stand_in(&dir),
     }
-    for mount in ["proc", "etc/musterd", "var/lib/musterd"] {
+    for mount in ["dev", "proc", "etc/musterd", "var/lib/musterd"] {
         std::fs::create_dir_all(dir.join(mount)).unwrap();
     }
     // The runtime's part: names, and the configuration.

@@ -180,7 +180,9 @@ async fn a_task_that_kills_its_process_fails_alone() {
          BEGIN
              INSERT INTO public.company
              SELECT (SELECT count(*) FROM musterd.tasks WHERE worker = NEW.worker AND id <> NEW.id)
-                  + (SELECT count(*) FROM musterd.blocks WHERE worker = NEW.worker);
+                    -- A row that was there at two deaths is to be alone as well: it waits, and has not begun.
+                  + (SELECT count(*) FROM musterd.blocks
+                      WHERE worker = NEW.worker AND NOT (solo AND alone_at IS NULL));
              RETURN NULL;
          END $$;
          CREATE TRIGGER company AFTER UPDATE OF alone_at ON musterd.tasks FOR EACH ROW
