@@ -91,14 +91,15 @@ impl Writer for TaskWriter {
         Weight { updates: 1, bytes: 0, waited_for: false }
     }
 
-    async fn write(&mut self, mut updates: Vec<Self::Update>) {
+    async fn write(&mut self, mut updates: Vec<Self::Update>) -> u64 {
         // In the order of their ids, as everybody who locks several rows should.
         updates.sort_unstable();
         let (ids, statuses): (Vec<i64>, Vec<&str>) = updates.into_iter().unzip();
         const SQL: &str = "UPDATE public.tasks t SET status = u.status
               FROM unnest($1::bigint[], $2::text[]) AS u (id, status) WHERE t.id = u.id";
-        if let Err(error) = self.client.execute(SQL, &[&ids, &statuses]).await {
+        self.client.execute(SQL, &[&ids, &statuses]).await.unwrap_or_else(|error| {
             let _ = self.failed.set(error);
-        }
+            0
+        })
     }
 }

@@ -57,12 +57,12 @@ pub struct Weight {
     pub waited_for: bool,
 }
 
-/// Writes what has gathered. Returns when it is applied: errors are the writer's to outlast.
+/// Writes what has gathered. Returns when it is applied, with the rows it wrote: errors are the writer's to outlast.
 pub trait Writer: Send + 'static {
     type Update: Send + 'static;
 
     fn weight(update: &Self::Update) -> Weight;
-    fn write(&mut self, updates: Vec<Self::Update>) -> impl Future<Output = ()> + Send;
+    fn write(&mut self, updates: Vec<Self::Update>) -> impl Future<Output = u64> + Send;
 }
 
 /// Payload bytes that may wait beside the count: 500 updates of 1 MB would be half a gigabyte. A flush takes them all
@@ -71,7 +71,7 @@ const MAX_BYTES: usize = 16 << 20;
 const KILOBYTE: usize = 1 << 10;
 /// A channel this full is worth a word.
 const NEARLY_FULL: f64 = 0.8;
-const BETWEEN_WARNINGS: Duration = Duration::from_secs(10);
+const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);
 
 struct Queued<U> {
     update: U,
@@ -135,8 +135,11 @@ impl<U> Sender<U> {
         let mut warned = self.warned.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if warned.is_none_or(|last| last.elapsed() > BETWEEN_WARNINGS) {
             *warned = Some(Instant::now());
-            // A worker that is faster than its database lives here; it is the back-pressure at work.
-            tracing::debug!(fullness, capacity = self.capacity, "the update channel is nearly full");
+            tracing::warn!(
+                fullness,
+                capacity = self.capacity,
+                "the update channel is nearly full: handlers are faster than the database, and wait for it"
+            );
         }
     }
 }
@@ -238,14 +241,14 @@ impl<W: Writer> Batcher<W> {
         let updates_only = gathered.into_iter().map(|queued| queued.update).collect();
         self.metrics.channel_fullness.set(fullness(&self.room, self.config.capacity.get()));
         // An error is the writer's to outlast: a flush takes as long as the database is away.
-        self.pulse.outside(self.writer.write(updates_only)).await;
+        let rows = self.pulse.outside(self.writer.write(updates_only)).await;
         let took = began.elapsed();
         self.metrics.flush_size.observe(f64::from(updates));
         self.metrics.flush_seconds.observe(took.as_secs_f64());
         for (since, _) in waited {
             self.metrics.update_latency_seconds.observe(since.elapsed().as_secs_f64());
         }
-        tracing::debug!(updates, took_us = took.as_micros() as u64, "flushed");
+        tracing::debug!(updates, rows, took_us = took.as_micros() as u64, "flushed");
     }
 }
 

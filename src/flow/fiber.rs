@@ -1,5 +1,6 @@
 //! A fiber: runs the rows of one block, one after the other, and hands over their outcomes.
 
+mod budget;
 mod slice;
 
 use super::{
@@ -26,6 +27,7 @@ use crate::{
         flush::{Close, RowWrite, Verdict},
     },
 };
+use budget::Brake;
 use futures::FutureExt;
 use prometheus_client::metrics::histogram::Histogram;
 use std::{
@@ -67,7 +69,14 @@ pub struct Bench {
 
 /// What blocks of the same batch share, asked once.
 #[derive(Clone, Debug, Default)]
-pub struct FactsCache(Arc<Mutex<HashMap<i64, Arc<BatchFacts>>>>);
+pub struct FactsCache(Arc<Mutex<HashMap<i64, Arc<Facts>>>>);
+
+/// What is known of a batch.
+#[derive(Debug)]
+struct Facts {
+    batch: BatchFacts,
+    brake: Option<Brake>,
+}
 
 /// Batches a cache remembers; more at a time in one worker means asking again now and then.
 const REMEMBERED: usize = 1_000;
@@ -158,7 +167,7 @@ impl Bench {
         };
         let post = self.watch.post(block.reference, &block.command);
         let rows_took = self.metrics.walk.handler(&block.command, Call::Row);
-        let _span = Span::begin("block", facts.traceparent.as_deref())
+        let _span = Span::begin("block", facts.batch.traceparent.as_deref())
             .name("command", &block.command)
             .number("batch", block.reference.batch)
             .number("first_line", i64::from(block.first))
@@ -182,7 +191,8 @@ impl Bench {
     }
 
     async fn close(&self, block: &Block, close: Close) {
-        let update = BlockUpdate { block: block.reference, rows: Vec::new(), close: Some(close) };
+        let update =
+            BlockUpdate { block: block.reference, rows: Vec::new(), close: Some(close), waited_for: true };
         self.hand_over(Update::Block(update)).await;
     }
 
@@ -195,7 +205,7 @@ impl Bench {
     }
 
     /// Asks until there is an answer; `None` when the work is to be given up meanwhile.
-    async fn facts_of(&self, block: &Block, cancel: &Cancel) -> Option<Arc<BatchFacts>> {
+    async fn facts_of(&self, block: &Block, cancel: &Cancel) -> Option<Arc<Facts>> {
         let batch = block.reference.batch;
         if let Some(facts) = self.facts.get(batch) {
             return Some(facts);
@@ -205,9 +215,8 @@ impl Bench {
                 blocks::facts(&self.store.general.get().await?, batch).await
             })
             .await??;
-        let facts = Arc::new(found);
-        self.facts.keep(batch, Arc::clone(&facts));
-        Some(facts)
+        let brake = found.budget.map(Brake::of);
+        Some(self.facts.keep(batch, Facts { batch: found, brake }))
     }
 
     /// Repeats a read until it succeeds. `None`: told to give up first.
@@ -241,20 +250,27 @@ impl Bench {
     }
 }
 
+impl Facts {
+    fn saw_failed(&self, rows: i64) {
+        self.brake.iter().for_each(|brake| brake.saw_failed(rows));
+    }
+}
+
 impl FactsCache {
-    fn get(&self, batch: i64) -> Option<Arc<BatchFacts>> {
+    fn get(&self, batch: i64) -> Option<Arc<Facts>> {
         self.lock().get(&batch).cloned()
     }
 
-    fn keep(&self, batch: i64, facts: Arc<BatchFacts>) {
+    /// Keeps it, unless another fiber was first: all of them share one brake.
+    fn keep(&self, batch: i64, facts: Facts) -> Arc<Facts> {
         let mut cache = self.lock();
         if cache.len() >= REMEMBERED {
             cache.clear();
         }
-        cache.insert(batch, facts);
+        Arc::clone(cache.entry(batch).or_insert_with(|| Arc::new(facts)))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Arc<BatchFacts>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Arc<Facts>>> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -273,7 +289,7 @@ struct Work<'a> {
     bench: &'a Bench,
     block: &'a Block,
     entry: &'a Entry,
-    facts: &'a BatchFacts,
+    facts: &'a Facts,
     cancel: &'a Cancel,
     chunk: Vec<RowWrite>,
     chunk_bytes: usize,
@@ -323,6 +339,9 @@ impl Work<'_> {
         let together = match self.entry.handler.intake() {
             Intake::OneByOne => {
                 for row in page {
+                    if let Some(end) = self.brake().await {
+                        return Some(end);
+                    }
                     if let Some(end) = self.run_row(row).await {
                         return Some(end);
                     }
@@ -332,6 +351,9 @@ impl Work<'_> {
             Intake::Ahead(rows) | Intake::Together(rows) => rows.get(),
         };
         for slice in page.chunks(together) {
+            if let Some(end) = self.brake().await {
+                return Some(end);
+            }
             if let Some(end) = self.run_slice(slice).await {
                 return Some(end);
             }
@@ -346,7 +368,7 @@ impl Work<'_> {
             batch: self.block.reference.batch,
             line: row.line,
             input: &row.input,
-            context: &self.facts.context,
+            context: &self.facts.batch.context,
             attempt: self.block.attempt,
         };
         let (bench, cancel, handler) = (self.bench, self.cancel, &*self.entry.handler);
@@ -375,7 +397,7 @@ impl Work<'_> {
         self.take_down(row.line, outcome);
         let is_full = self.chunk.len() >= CHUNK || self.chunk_bytes >= CHUNK_BYTES;
         if is_full || self.chunk_began.elapsed() >= CHUNK_AGE {
-            self.hand_over_chunk().await;
+            self.hand_over_chunk(false).await;
         }
         None
     }
@@ -389,7 +411,7 @@ impl Work<'_> {
             handled = &mut handling => return handled,
             () = tokio::time::sleep_until(old), if !self.chunk.is_empty() => {}
         }
-        tokio::join!(handling, self.hand_over_chunk()).0
+        tokio::join!(handling, self.hand_over_chunk(false)).0
     }
 
     fn take_down(&mut self, line: i32, outcome: Outcome) {
@@ -413,26 +435,29 @@ impl Work<'_> {
             }
             Outcome::Retry { error, .. } => (Verdict::Failed(storable(error)), None, Vec::new()),
         };
+        if matches!(verdict, Verdict::Failed(_)) {
+            self.facts.saw_failed(1);
+        }
         let write = RowWrite { line, attempt, verdict, outputs, append };
         self.chunk_bytes += write.bytes();
         self.chunk.push(write);
     }
 
     fn timeout(&self) -> Duration {
-        self.facts.row_timeout.unwrap_or(self.entry.config.timeout)
+        self.facts.batch.row_timeout.unwrap_or(self.entry.config.timeout)
     }
 
     fn max_attempts(&self) -> i32 {
-        self.facts.max_attempts.unwrap_or(self.bench.retry.max_attempts.get() as i32)
+        self.facts.batch.max_attempts.unwrap_or(self.bench.retry.max_attempts.get() as i32)
     }
 
-    async fn hand_over_chunk(&mut self) {
+    async fn hand_over_chunk(&mut self, waited_for: bool) {
         if self.chunk.is_empty() {
             return;
         }
         let rows = std::mem::take(&mut self.chunk);
         self.chunk_bytes = 0;
-        let update = BlockUpdate { block: self.block.reference, rows, close: None };
+        let update = BlockUpdate { block: self.block.reference, rows, close: None, waited_for };
         self.bench.hand_over(Update::Block(update)).await;
     }
 
@@ -458,7 +483,7 @@ impl Work<'_> {
         }
         let rows = std::mem::take(&mut self.chunk);
         let close = Some(std::mem::take(&mut self.close));
-        let update = BlockUpdate { block: self.block.reference, rows, close };
+        let update = BlockUpdate { block: self.block.reference, rows, close, waited_for: true };
         self.bench.hand_over(Update::Block(update)).await;
     }
 }

@@ -39,6 +39,8 @@ pub struct BlockUpdate {
     pub block: BlockRef,
     pub rows: Vec<RowWrite>,
     pub close: Option<Close>,
+    /// Somebody waits for the write: it does not wait for others to gather.
+    pub waited_for: bool,
 }
 
 /// Whether outcomes can be written; while they cannot, nothing new is claimed.
@@ -83,7 +85,7 @@ impl Writer for OutcomeWriter {
         }
     }
 
-    async fn write(&mut self, updates: Vec<Update>) {
+    async fn write(&mut self, updates: Vec<Update>) -> u64 {
         let (mut blocks, mut tasks) = (Vec::new(), Vec::new());
         for update in updates {
             match update {
@@ -92,12 +94,14 @@ impl Writer for OutcomeWriter {
             }
         }
         // A transaction for each kind: a value that cannot be stored then holds up only its own.
+        let mut rows = 0;
         if !blocks.is_empty() {
-            self.write_blocks(blocks).await;
+            rows += self.write_blocks(blocks).await;
         }
         if !tasks.is_empty() {
-            self.write_tasks(tasks).await;
+            rows += self.write_tasks(tasks).await;
         }
+        rows
     }
 }
 
@@ -105,12 +109,13 @@ fn weight_of_block(update: &BlockUpdate) -> Weight {
     Weight {
         updates: update.rows.len().max(1) as u32,
         bytes: update.rows.iter().map(RowWrite::bytes).sum(),
-        waited_for: update.close.is_some(),
+        waited_for: update.waited_for,
     }
 }
 
 impl OutcomeWriter {
-    async fn write_blocks(&mut self, updates: Vec<BlockUpdate>) {
+    /// Returns the rows that were written.
+    async fn write_blocks(&mut self, updates: Vec<BlockUpdate>) -> u64 {
         let blocks = merge(updates);
         let written = match self.outlast(&blocks).await {
             Ok(written) => written,
@@ -122,6 +127,7 @@ impl OutcomeWriter {
             }
         };
         self.settle(&blocks, &written);
+        written.iter().map(|answer| answer.rows()).sum()
     }
 }
 

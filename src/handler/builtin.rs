@@ -133,8 +133,30 @@ impl Handler for Builtin {
 
 /// Whether this one is among the share that fails: the same ones at every try and in every process.
 fn chosen(group: i64, number: i64, rate: f64) -> bool {
+    place(group, number) < rate || rate >= 1.0
+}
+
+/// Where one stands between 0 and 1: neighbours anywhere, so that a few of them are as mixed as many.
+pub fn place(group: i64, number: i64) -> f64 {
     let mut mixed = (group as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (number as u64);
-    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
-    mixed ^= mixed >> 33;
-    (mixed as f64 / u64::MAX as f64) < rate || rate >= 1.0
+    for factor in [0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53] {
+        mixed = (mixed ^ (mixed >> 33)).wrapping_mul(factor);
+    }
+    (mixed ^ (mixed >> 33)) as f64 / u64::MAX as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_spread_over_neighbours() {
+        for batch in 1..=50 {
+            let half = (1..=100).filter(|line| chosen(batch, *line, 0.5)).count();
+            assert!((25..=75).contains(&half), "{half} of 100 lines of batch {batch}");
+            assert_eq!((1..=100).filter(|line| chosen(batch, *line, 1.0)).count(), 100);
+        }
+        let tenths: usize = (1..=1_000).filter(|batch| chosen(*batch, 1, 0.1)).count();
+        assert!((60..=140).contains(&tenths), "{tenths} of 1,000 first lines");
+    }
 }

@@ -7,7 +7,8 @@ use fred::{
     prelude::{Builder, Config, ErrorKind, ReconnectPolicy, ServerConfig},
     types::config::UnresponsiveConfig,
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+use tokio::sync::OnceCell;
 
 /// The longest any one call may take, whatever the client believes.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
@@ -144,6 +145,8 @@ pub(super) fn client(config: &RedisConfig) -> Result<Client, RedisError> {
 pub struct StatusCache {
     client: Client,
     prefix: String,
+    /// Set when the first connection was there, or was waited for long enough.
+    begun: Arc<OnceCell<()>>,
 }
 
 /// How long a status stays in the cache.
@@ -152,12 +155,18 @@ const STATUS_LIFE_SECONDS: i64 = 24 * 60 * 60;
 impl StatusCache {
     /// Writes through a client that somebody else keeps connected.
     pub fn new(client: Client, prefix: &str) -> Self {
-        Self { client, prefix: prefix.to_owned() }
+        Self { client, prefix: prefix.to_owned(), begun: Arc::default() }
     }
 
     /// Writes `PREFIX_{batch:ID}_STATUS`; what goes wrong is said in the log and forgotten.
     pub async fn put(&self, progress: &crate::store::batches::Progress) {
         use fred::interfaces::KeysInterface;
+        // A batch may end before a worker that has just started has reached Redis. Later nobody waits for it.
+        self.begun
+            .get_or_init(|| async {
+                let _ = tokio::time::timeout(CALL_LIMIT, self.client.wait_for_connect()).await;
+            })
+            .await;
         if !self.client.is_connected() {
             return;
         }

@@ -141,6 +141,8 @@ pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Ve
         SELECT b.id, b.on_budget, false
           FROM musterd.batches b
          WHERE b.id = ANY ($1) AND b.open AND b.on_budget IS NOT NULL
+           -- With nothing left to stop it is over.
+           AND (b.next_line <= b.rows OR EXISTS (SELECT FROM musterd.blocks k WHERE k.batch_id = b.id))
            AND (SELECT COALESCE(pg_catalog.sum(t.failed), 0) FROM musterd.tallies t WHERE t.batch_id = b.id)
                > COALESCE(pg_catalog.floor(b.rows * b.max_failed_percent::numeric / 100), b.max_failed)";
     let statement = client.prepare_cached(SQL).await?;

@@ -309,19 +309,31 @@ pub async fn read_rows(
 }
 
 /// What all blocks of a batch share, read once per batch and worker.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct BatchFacts {
     pub context: Json,
     pub max_attempts: Option<i32>,
     pub row_timeout: Option<std::time::Duration>,
     pub traceparent: Option<String>,
+    /// Only of a batch that is to stop when it is spent.
+    pub budget: Option<Budget>,
+}
+
+/// How many rows may fail, as of when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    pub allowed: i64,
+    pub failed: i64,
 }
 
 /// `None` when the batch does not exist any more.
 pub async fn facts(client: &Object, batch: i64) -> Result<Option<BatchFacts>, QueryError> {
     const SQL: &str = "SELECT t.payload, b.max_attempts,
-                              (EXTRACT(EPOCH FROM b.row_timeout) * 1000)::bigint, t.traceparent
-                         FROM musterd.batches b JOIN musterd.tasks t ON t.id = b.id WHERE b.id = $1";
+               (EXTRACT(EPOCH FROM b.row_timeout) * 1000)::bigint, t.traceparent, b.on_budget IS NOT NULL,
+               COALESCE(pg_catalog.floor(b.rows * b.max_failed_percent::numeric / 100), b.max_failed)::bigint,
+               (SELECT COALESCE(pg_catalog.sum(y.failed), 0)::bigint FROM musterd.tallies y
+                 WHERE y.batch_id = b.id AND b.on_budget IS NOT NULL)
+          FROM musterd.batches b JOIN musterd.tasks t ON t.id = b.id WHERE b.id = $1";
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare reading a batch"))?;
     let row = client.query_opt(&statement, &[&batch]).await.map_err(failed("read a batch"))?;
     Ok(row.map(|row| BatchFacts {
@@ -331,5 +343,14 @@ pub async fn facts(client: &Object, batch: i64) -> Result<Option<BatchFacts>, Qu
             .get::<_, Option<i64>>(2)
             .map(|ms| std::time::Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))),
         traceparent: row.get(3),
+        budget: row.get::<_, bool>(4).then(|| Budget { allowed: row.get(5), failed: row.get(6) }),
     }))
+}
+
+/// Whether a batch still gives out rows: it is neither held nor aborted nor over.
+pub async fn is_open(client: &Object, batch: i64) -> Result<bool, QueryError> {
+    const SQL: &str = "SELECT EXISTS (SELECT FROM musterd.batches b WHERE b.id = $1 AND b.open)";
+    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare looking at a batch"))?;
+    let row = client.query_one(&statement, &[&batch]).await.map_err(failed("look at a batch"))?;
+    Ok(row.get(0))
 }

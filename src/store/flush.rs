@@ -65,6 +65,16 @@ pub enum Written {
     NotHeld,
 }
 
+impl Written {
+    /// How many outcomes were new.
+    pub fn rows(self) -> u64 {
+        match self {
+            Self::Held { succeeded, failed } => succeeded + failed,
+            Self::NotHeld => 0,
+        }
+    }
+}
+
 const LOCK: &str = include_str!("sql/lock.sql");
 const RESULTS: &str = include_str!("sql/results.sql");
 const CLOSE: &str = include_str!("sql/close.sql");

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use musterd::handler::builtin::place;
 use musterd::store::tasks::{self, Scope, WantedTasks};
 use rustix::process::Signal;
 use uuid::Uuid;
@@ -14,13 +15,7 @@ use crate::suite::support::work::{End, Ledger};
 
 /// The share of rows at which `fail` chooses exactly the first of `batch`'s lines in its order.
 fn rate_of_one(batch: i64, lines: i32) -> (f64, i32) {
-    let place = |line: i32| {
-        let mut mixed = (batch as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (line as u64);
-        mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
-        mixed ^= mixed >> 33;
-        mixed as f64 / u64::MAX as f64
-    };
-    let mut places: Vec<(f64, i32)> = (1..=lines).map(|line| (place(line), line)).collect();
+    let mut places: Vec<(f64, i32)> = (1..=lines).map(|line| (place(batch, line.into()), line)).collect();
     places.sort_by(|one, other| one.0.total_cmp(&other.0));
     (f64::midpoint(places[0].0, places[1].0), places[0].1)
 }

@@ -247,9 +247,48 @@ async fn a_spent_budget_aborts_the_batch_if_it_asked_for_that() {
     let script = failing_then_waiting(&gate);
     let _worker = Worker::start(&db, SMALL_BLOCKS, &[("work", script)]).await;
     let batch = submit(&client, "work", 100, "max_failed_percent => 5, on_budget => 'abort'").await;
-    assert_eq!(end_of(&client, batch).await, ("aborted".into(), 0, 16, 84));
+    let (state, succeeded, failed, aborted) = end_of(&client, batch).await;
+    assert_eq!((state.as_str(), succeeded, failed + aborted), ("aborted", 0, 100));
+    assert!((6..=16).contains(&failed), "{failed}");
     let within_budget = submit(&client, "work", 10, "max_failed => 10, on_budget => 'abort'").await;
     assert_eq!(end_of(&client, within_budget).await, ("succeeded".into(), 0, 10, 0));
+    assert_accounts_balance(&client).await;
+}
+
+/// The decision is a flush away; the rows of a block in hand, and of those to come, wait for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spent_budget_stops_the_blocks_in_hand_at_once() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let failing = Script::new(|_| async { Outcome::Failed("no".into()) });
+    let _worker = Worker::start(&db, "[queues.default]\nfibers = 4", &[("work", failing)]).await;
+    for action in ["hold", "abort"] {
+        let wish = format!("max_failed => 5, on_budget => '{action}'");
+        for rows in [20, 300, 3_000] {
+            let batch = submit(&client, "work", rows, &wish).await;
+            let stopped = eventually(PATIENCE, "the batch is stopped", async || {
+                let now = progress(&client, batch).await;
+                (["held", "aborted"].contains(&now.state.as_str()) && now.running == 0).then_some(now)
+            })
+            .await;
+            // One too many; what the other fibers had begun meanwhile; and one more of each until it knows.
+            assert!((6..=5 + 3 * 4).contains(&stopped.failed), "{stopped:?}");
+            assert_eq!(stopped.failed + stopped.queued + stopped.aborted, rows, "{stopped:?}");
+            if action == "hold" {
+                // Released, it goes on to the next failure.
+                client.query("SELECT musterd.release($1)", &[&batch]).await.unwrap();
+                eventually(PATIENCE, "it is held again", async || {
+                    let now = progress(&client, batch).await;
+                    (now.state == "held" && now.running == 0 && now.failed > stopped.failed).then_some(())
+                })
+                .await;
+                let again = progress(&client, batch).await.failed - stopped.failed;
+                assert!((1..=3 * 4).contains(&again), "{again}");
+                client.query("SELECT musterd.abort($1)", &[&batch]).await.unwrap();
+                end_of(&client, batch).await;
+            }
+        }
+    }
     assert_accounts_balance(&client).await;
 }
 

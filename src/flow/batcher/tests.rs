@@ -17,13 +17,15 @@ impl Writer for Book {
         Weight { updates: 1, bytes: 0, waited_for: false }
     }
 
-    async fn write(&mut self, updates: Vec<u32>) {
+    async fn write(&mut self, updates: Vec<u32>) -> u64 {
         self.taken.notify_one();
         if let Some(gate) = &self.gate {
             gate.acquire().await.unwrap().forget();
         }
+        let rows = updates.len() as u64;
         self.flushes.lock().unwrap().push(updates);
         self.written.notify_one();
+        rows
     }
 }
 

@@ -13,11 +13,11 @@ impl Work<'_> {
     pub(super) async fn run_slice(&mut self, rows: &[InputRow]) -> Option<End> {
         let call = BlockCall {
             command: &self.block.command,
-            context: &self.facts.context,
+            context: &self.facts.batch.context,
             block: self.block.reference,
             attempt: self.block.attempt,
             timeout: self.timeout(),
-            traceparent: self.facts.traceparent.as_deref(),
+            traceparent: self.facts.batch.traceparent.as_deref(),
         };
         let (handler, cancel, now) = (&*self.entry.handler, self.cancel, &self.bench.now);
         tokio::select! {
@@ -39,7 +39,7 @@ impl Work<'_> {
                 Some(Told::Row(line, outcome)) if open.remove(&line) => {
                     self.take_down(line, outcome);
                     if self.chunk.len() >= CHUNK || self.chunk_began.elapsed() >= CHUNK_AGE {
-                        self.hand_over_chunk().await;
+                        self.hand_over_chunk(false).await;
                     }
                 }
                 Some(Told::Row(line, _)) => {
@@ -93,6 +93,7 @@ impl Work<'_> {
     /// The handler's own transaction wrote these rows; what follows from that commit follows now.
     fn was_committed(&self, succeeded: u64, failed: u64) {
         self.bench.metrics.count_rows(succeeded, failed);
+        self.facts.saw_failed(failed as i64);
         if failed > 0 {
             self.bench.checks.ask(self.block.reference.batch);
         }

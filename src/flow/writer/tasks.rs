@@ -19,7 +19,8 @@ struct Written {
 }
 
 impl OutcomeWriter {
-    pub(super) async fn write_tasks(&mut self, mut writes: Vec<TaskWrite>) {
+    /// Returns the tasks that were written.
+    pub(super) async fn write_tasks(&mut self, mut writes: Vec<TaskWrite>) -> u64 {
         // The newest outcome of a task wins; everybody locks in the same order.
         writes.reverse();
         writes.sort_by_key(|write| write.task.id);
@@ -28,14 +29,16 @@ impl OutcomeWriter {
             Ok(written) => self.settle_tasks(&writes, &written),
             Err(error) => {
                 tracing::warn!(%error, "an outcome of a task cannot be stored; looking for it");
+                let mut count = 0;
                 for write in writes {
-                    self.write_alone(write).await;
+                    count += self.write_alone(write).await;
                 }
+                count
             }
         }
     }
 
-    async fn write_alone(&mut self, mut write: TaskWrite) {
+    async fn write_alone(&mut self, mut write: TaskWrite) -> u64 {
         let mut tries = 0;
         loop {
             match self.outlast_tasks(std::slice::from_ref(&write)).await {
@@ -85,7 +88,7 @@ impl OutcomeWriter {
         }
     }
 
-    fn settle_tasks(&self, writes: &[TaskWrite], written: &Written) {
+    fn settle_tasks(&self, writes: &[TaskWrite], written: &Written) -> u64 {
         for write in writes {
             let task = write.task;
             self.held.forget(task.token);
@@ -112,5 +115,6 @@ impl OutcomeWriter {
                 }
             }
         }
+        written.finished.len() as u64
     }
 }
