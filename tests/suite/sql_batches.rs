@@ -169,7 +169,7 @@ async fn a_percentage_is_taken_as_the_user_wrote_it() {
                                                   max_failed_percent => 0.7, on_budget => 'abort')";
         let id: i64 = value(&client, submit).await.parse().unwrap();
         let fill = format!(
-            "UPDATE musterd.batches SET next_line = 1001 WHERE id = {id};
+            "UPDATE musterd.batches SET next_line = 1000 WHERE id = {id};
              INSERT INTO musterd.tallies (batch_id, token, succeeded, failed)
              VALUES ({id}, gen_random_uuid(), {}, {failed})",
             1_000 - failed
@@ -177,6 +177,11 @@ async fn a_percentage_is_taken_as_the_user_wrote_it() {
         client.batch_execute(&fill).await.unwrap();
         let (_, spent) = musterd::store::batches::worth_a_look(&session(&db).await, &[id]).await.unwrap();
         assert_eq!(spent.is_empty(), failed == 7, "{failed}");
+        // With nothing left there is nothing to stop.
+        let last = format!("UPDATE musterd.batches SET next_line = 1001 WHERE id = {id}");
+        client.batch_execute(&last).await.unwrap();
+        let (_, spent) = musterd::store::batches::worth_a_look(&session(&db).await, &[id]).await.unwrap();
+        assert!(spent.is_empty(), "{failed}");
         let counts = format!(", 1, 1000, {}, {failed}", 1_000 - failed);
         assert_eq!(complete(&client, id, &counts).await, "completed");
         assert_eq!(value(&client, &format!("SELECT state FROM musterd.tasks WHERE id = {id}")).await, state);
