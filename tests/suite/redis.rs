@@ -147,6 +147,32 @@ async fn a_redis_that_is_away_at_the_start_is_done_without_and_found_later() {
     drop((client, redis));
 }
 
+/// L8. Nothing is measured: it takes seconds until a Redis that only holds its tongue is given up, and there is time for
+/// many beats; with a beat that waits for Redis there are two or three, however often it is tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_redis_holds_up_no_heartbeat_in_postgresql() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let redis = services::own_redis();
+    let often = BUSY.replace("\"500ms\"", "\"50ms\"");
+    let daemon = [Daemon::builder(&db, &config(&redis.url(), &often)).start()];
+    daemon[0].wait_ready().await;
+    let beats = async || ledger.number("SELECT count(*) FROM public.beats").await;
+    eventually(SOON * 2, "ten beats before Redis is given up", async || {
+        everybody_sees(&daemon, 1.0).await;
+        redis.signal(Signal::STOP);
+        let before = beats().await;
+        let mut enough = false;
+        while !enough && metric(&daemon[0], "musterd_redis_up ").await == 1.0 {
+            enough = beats().await >= before + 10;
+        }
+        enough &= metric(&daemon[0], "musterd_redis_up ").await == 1.0;
+        redis.signal(Signal::CONT);
+        enough.then_some(())
+    })
+    .await;
+}
+
 /// Three masters; the keys of one worker share a slot, the registry has another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_cluster_serves_as_well_as_a_single_server() {

@@ -70,9 +70,13 @@ impl Redis {
         self.tether.pid()
     }
 
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.tether.signal(signal).unwrap();
+    }
+
     /// Ends it at once, as a crash would.
     pub(crate) fn stop(&self) {
-        self.tether.signal(Signal::KILL).unwrap();
+        self.signal(Signal::KILL);
         self.tether.wait(SOON).expect("nothing survives SIGKILL");
         run::forget(self.pid());
     }
