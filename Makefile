@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test test-families test-outputs test-pooler test-rollout test-upload fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
+.PHONY: help run dev test test-cluster test-families test-outputs test-pooler test-rollout test-upload fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,14 @@ test-pooler: setup-test ## Run the suites of batches and tasks through PgBouncer
 	    MUSTERD_TEST_POOLER=$$way $(CARGO) test --locked --all-features --test suite -- $(POOLED) $(UNPOOLED) || exit 1; \
 	done
 
+# The same suites with their liveness in a Redis Cluster of three masters, of which one is always dying: killed, replaced by its
+# replica, back, and then the next. The pooler's tests say themselves where the liveness is; task_schedules has no daemon.
+FAILOVERS := target/tmp/redis-failovers
+test-cluster: setup-test ## Run the suites of batches and tasks with a Redis Cluster whose masters die one after another
+	@rm -f $(FAILOVERS)
+	@MUSTERD_TEST_REDIS=cluster $(CARGO) test --locked --all-features --test suite -- $(POOLED) --skip task_schedules --skip pooler
+	@echo "masters of Redis that died and were replaced meanwhile: $$(wc -l < $(FAILOVERS))"
+
 # A figure at its end; the same, smaller and without it, is among the tests.
 test-rollout: setup-test ## Replace 4 replicas under load and compare the rows per second with those before
 	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture a_rollout_keeps
@@ -95,9 +103,9 @@ bench-batcher: setup ## Measure fifty writers on one parent row, with and withou
 setup: ## Install what running needs (PostgreSQL, a linker), or say what to install
 	@scripts/setup.sh rust cc postgres
 
-setup-test: ## Install what the tests need as well (Redis, PgBouncer, kubectl, cargo-deny, shellcheck, Schemathesis, the drivers of the examples)
+setup-test: ## Install what the tests need as well (Redis, Valkey, PgBouncer, kubectl, cargo-deny, shellcheck, Schemathesis, the drivers of the examples)
 	@scripts/setup.sh rust rust-lints cc postgres redis
-	@scripts/setup.sh pgbouncer faketime deny shellcheck curl python node python-driver node-driver schemathesis kubectl promtool deploy-tools || :
+	@scripts/setup.sh pgbouncer faketime deny shellcheck curl python node python-driver node-driver schemathesis valkey kubectl promtool deploy-tools || :
 # Those of other platforms too: a build skips them, the dependency policy reads them, offline.
 	@$(CARGO) fetch --locked --quiet
 

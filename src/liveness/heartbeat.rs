@@ -6,6 +6,7 @@
 
 mod beats;
 mod tracking;
+mod witness;
 
 use super::{
     Backend, Config, RedisConfig, identity::Identity, lease::Lease, presence::Presence, roll::Roll,
@@ -17,7 +18,7 @@ use crate::{
     store::{connect::Target, workers::Enlisted},
     supervisor::Health,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 /// Everything the heartbeat needs; cheap to clone, so that it can be started again.
@@ -76,9 +77,10 @@ impl Heartbeat {
             Backend::Redis => Some(Roll::open(&self.redis, &self.presence)?),
             Backend::Postgres => None,
         };
-        let missing = tokio::sync::Notify::new();
+        let (beaten, missing) = (Notify::new(), Notify::new());
         tokio::join!(
-            beats::beat(&self, roll.as_ref(), &missing, &stop),
+            beats::beat(&self, &beaten, &stop),
+            witness::testify(&self, roll.as_ref(), &beaten, &missing, &stop),
             tracking::track(&self, roll.as_ref(), &missing, &stop),
         );
         if let Some(roll) = roll {

@@ -99,8 +99,16 @@ async fn first_words(client: &Client) -> Result<String, fred::error::Error> {
     client.init().await?;
     client.ping::<String>(None).await?;
     let info: String = client.info(Some(fred::types::InfoKind::Server)).await?;
-    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or("unknown");
-    Ok(format!("Redis {}", version.trim()))
+    Ok(product(&info))
+}
+
+/// Valkey, too, has a `redis_version`: that of the Redis it stands in for.
+fn product(info: &str) -> String {
+    let said = |key: &str| info.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    match said("valkey_version:") {
+        Some(version) => format!("Valkey {version}"),
+        None => format!("Redis {}", said("redis_version:").unwrap_or("unknown")),
+    }
 }
 
 /// The system's errors come as the code that made them; their message is what a person can read.

@@ -13,7 +13,9 @@ use crate::suite::support::config::TestConfig;
 use crate::suite::support::daemon::{Daemon, http_get};
 use crate::suite::support::database::TestDb;
 use crate::suite::support::embedded::Embedded;
+use crate::suite::support::manifests::has;
 use crate::suite::support::proxy::{Fault, FaultProxy};
+use crate::suite::support::redis::{Maker, Redis};
 use crate::suite::support::services;
 use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger, metric};
@@ -43,16 +45,27 @@ impl<F: Fn() + Send + Sync + 'static> Handler for Function<F> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn heartbeat_registry_and_rows_are_in_redis_with_their_lifetimes_and_gone_at_the_end() {
+    keeps_its_roll_in(services::redis()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heartbeat_registry_and_rows_are_in_valkey_just_as_well() {
+    if has("valkey") {
+        keeps_its_roll_in(&Redis::start(Maker::Valkey, services::free_port(), &[])).await;
+    }
+}
+
+async fn keeps_its_roll_in(server: &Redis) {
     let (db, prefix) = (TestDb::new().await, services::redis_prefix());
     let ledger = Ledger::open(&db).await;
     let config = format!(
         "[redis]\nurl = {:?}\nkey_prefix = {prefix:?}\n[liveness]\nbackend = \"redis\"\n[handlers.sleep]\nduration = \"2s\"",
-        services::redis().url()
+        server.url()
     );
     let daemon = Daemon::builder(&db, &config).start();
     daemon.wait_ready().await;
     let worker = ledger.worker_of(&daemon).await;
-    let redis = redis_client(&services::redis().url()).await;
+    let redis = redis_client(&server.url()).await;
     let key = |name: &str| format!("{prefix}_{{{worker}}}_{name}");
     eventually(SOON, "the heartbeat is there", async || {
         let said: Option<String> = redis.get(key("HEARTBEAT")).await.unwrap();

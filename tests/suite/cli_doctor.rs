@@ -6,6 +6,8 @@ use serde_json::Value;
 
 use crate::suite::support::config::{TestConfig, json, stderr, stdout};
 use crate::suite::support::database::TestDb;
+use crate::suite::support::manifests::has;
+use crate::suite::support::redis::{Maker, Redis};
 use crate::suite::support::run;
 use crate::suite::support::services::{self, S3};
 
@@ -63,7 +65,7 @@ fn with_redis(db: &TestDb, url: &str) -> TestConfig {
 }
 
 /// Gives a Redis a password.
-fn lock(redis: &services::Redis) {
+fn lock(redis: &Redis) {
     let mut stream = std::net::TcpStream::connect(redis.address()).unwrap();
     stream.write_all(b"CONFIG SET requirepass right-canary\r\n").unwrap();
     let mut answer = [0; 3];
@@ -89,6 +91,20 @@ async fn a_stopped_redis_is_told_from_a_wrong_and_from_a_missing_password() {
 
     redis.stop();
     fails(&wrong, "Redis", "cannot be reached: Connection refused", "start Redis").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_and_valkey_are_called_by_their_names() {
+    let db = TestDb::new().await;
+    let named = async |redis: &Redis, name: &str| {
+        let found = finding(&with_redis(&db, &redis.url()), "Redis").await;
+        assert!(found.0 == "pass" && found.1.starts_with(name), "{found:?}");
+    };
+    named(services::redis(), "Redis ").await;
+    if has("valkey") {
+        // Its `redis_version` is that of the Redis it once was, 7.2.4.
+        named(&Redis::start(Maker::Valkey, services::free_port(), &[]), "Valkey 9.").await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,11 +6,12 @@ use rustix::process::Signal;
 use crate::suite::alive::redis_client;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::manifests::has;
+use crate::suite::support::redis::{Maker, Redis};
 use crate::suite::support::redis_kinds::Cluster;
-use crate::suite::support::run;
-use crate::suite::support::services::{self, Redis};
 use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger, metric};
+use crate::suite::support::{run, services};
 
 fn config(url: &str, rest: &str) -> String {
     format!(
@@ -24,9 +25,20 @@ const BUSY: &str = "heartbeat_interval = \"500ms\"\nheartbeat_ttl = \"20s\"\nrec
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_emptied_restarted_or_spoilt_redis_makes_nobody_steal() {
+    nobody_steals(Maker::Redis).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_emptied_restarted_or_spoilt_valkey_makes_nobody_steal() {
+    if has("valkey") {
+        nobody_steals(Maker::Valkey).await;
+    }
+}
+
+async fn nobody_steals(maker: Maker) {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let mut redis = services::own_redis();
+    let mut redis = Redis::start(maker, services::free_port(), &[]);
     let config = config(&redis.url(), BUSY);
     let daemons: Vec<Daemon> = (0..4).map(|_| Daemon::builder(&db, &config).start()).collect();
     for daemon in &daemons {
@@ -72,10 +84,9 @@ async fn an_emptied_restarted_or_spoilt_redis_makes_nobody_steal() {
     .await;
 
     // Gone, and back with nothing.
-    let port = redis.address().port();
-    drop(redis);
+    redis.stop();
     everybody_sees(&daemons, 0.0).await;
-    redis = Redis::start_with(port, &[]);
+    redis.restart();
     everybody_sees(&daemons, 1.0).await;
     assert_eq!(ledger.end_of(batch, SOON * 2).await, End::succeeded(4000));
     assert_eq!(ledger.claimed_again().await, 0, "rows were run again");
@@ -125,7 +136,7 @@ async fn a_redis_that_is_away_at_the_start_is_done_without_and_found_later() {
     let batch = ledger.submit("sleep", 100).await;
     assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(100));
     assert_eq!(metric(&daemon, "musterd_redis_up ").await, 0.0);
-    let redis = Redis::start_with(port, &[]);
+    let redis = Redis::start(Maker::Redis, port, &[]);
     let worker = ledger.worker_of(&daemon).await;
     let client = redis_client(&redis.url()).await;
     eventually(SOON, "the heartbeat is in Redis", async || {
@@ -136,12 +147,38 @@ async fn a_redis_that_is_away_at_the_start_is_done_without_and_found_later() {
     drop((client, redis));
 }
 
+/// L8. Nothing is measured: it takes seconds until a Redis that only holds its tongue is given up, and there is time for
+/// many beats; with a beat that waits for Redis there are two or three, however often it is tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_redis_holds_up_no_heartbeat_in_postgresql() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let redis = services::own_redis();
+    let often = BUSY.replace("\"500ms\"", "\"50ms\"");
+    let daemon = [Daemon::builder(&db, &config(&redis.url(), &often)).start()];
+    daemon[0].wait_ready().await;
+    let beats = async || ledger.number("SELECT count(*) FROM public.beats").await;
+    eventually(SOON * 2, "ten beats before Redis is given up", async || {
+        everybody_sees(&daemon, 1.0).await;
+        redis.signal(Signal::STOP);
+        let before = beats().await;
+        let mut enough = false;
+        while !enough && metric(&daemon[0], "musterd_redis_up ").await == 1.0 {
+            enough = beats().await >= before + 10;
+        }
+        enough &= metric(&daemon[0], "musterd_redis_up ").await == 1.0;
+        redis.signal(Signal::CONT);
+        enough.then_some(())
+    })
+    .await;
+}
+
 /// Three masters; the keys of one worker share a slot, the registry has another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_cluster_serves_as_well_as_a_single_server() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let cluster = Cluster::start(0).await;
+    let cluster = Cluster::start(Maker::Redis, 0).await;
     let url = cluster.url();
     let config = config(&url, BUSY).replace("50ms", "500ms");
     let daemon = Daemon::builder(&db, &config).start();
@@ -183,7 +220,8 @@ async fn tls_and_a_password_are_spoken() {
     let (plain, tls) = (services::free_port(), services::free_port());
     let (cert, key) = (cert.display().to_string(), key.display().to_string());
     let port = tls.to_string();
-    let redis = Redis::start_with(
+    let redis = Redis::start(
+        Maker::Redis,
         plain,
         &["--tls-port", &port, "--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-auth-clients", "no"],
     );

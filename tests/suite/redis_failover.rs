@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::manifests::has;
+use crate::suite::support::redis::Maker;
 use crate::suite::support::redis_kinds::{Cluster, Watched, cli};
 use crate::suite::support::wait::eventually;
 use crate::suite::support::work::{End, Ledger, metric};
@@ -86,7 +88,18 @@ impl Site {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_of_a_cluster_may_die_while_work_runs() {
-    let cluster = Cluster::start(1).await;
+    a_master_dies(Maker::Redis).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_of_a_cluster_of_valkey_may_die_while_work_runs() {
+    if has("valkey") {
+        a_master_dies(Maker::Valkey).await;
+    }
+}
+
+async fn a_master_dies(maker: Maker) {
+    let cluster = Cluster::start(maker, 1).await;
     let site = Site::start(&cluster.url()).await;
     let alive = cluster.kill_master_of("MUSTER_WORKER_REGISTRY");
     site.nothing_happened().await;

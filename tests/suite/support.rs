@@ -25,6 +25,10 @@ pub(crate) mod pgbouncer;
 pub(crate) mod process;
 #[path = "support/proxy.rs"]
 pub(crate) mod proxy;
+#[path = "support/redis.rs"]
+pub(crate) mod redis;
+#[path = "support/redis_deaths.rs"]
+pub(crate) mod redis_deaths;
 #[path = "support/redis_kinds.rs"]
 pub(crate) mod redis_kinds;
 #[path = "support/run.rs"]

@@ -71,7 +71,18 @@ async fn enqueue_all(client: &Client, command: &str, count: usize) -> Vec<i64> {
 async fn all_fibers_of_all_replicas_work_on_the_first_scope() {
     let (db, client) = prepared().await;
     let _replicas = two_replicas(&db, &structured(NO_POLL)).await;
-    let parents = enqueue_all(&client, "plan", 4).await;
+    // All of them wait before any is worked on: one that began before an earlier one would rightly not be alone.
+    client.batch_execute("SELECT musterd.pause_queue('lane')").await.unwrap();
+    let waiting =
+        "INSERT INTO musterd.tasks (command, queue, state) VALUES ('quick', 'lane', 'waiting') RETURNING id";
+    let mut parents = Vec::new();
+    for _ in 0..4 {
+        let parent = number(&client, waiting).await;
+        let children = format!("SELECT musterd.spawn('part', '{{}}', {parent}) FROM generate_series(1, 4)");
+        client.batch_execute(&children).await.unwrap();
+        parents.push(parent);
+    }
+    client.batch_execute("SELECT musterd.resume_queue('lane')").await.unwrap();
     for parent in &parents {
         assert_eq!(end_of(&client, *parent).await, "succeeded");
     }

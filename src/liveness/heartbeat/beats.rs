@@ -1,6 +1,6 @@
-//! Beats by the clock, and at once when somebody could take us for dead.
+//! Beats in PostgreSQL by the clock, and at once when somebody could take us for dead.
 
-use super::{Heartbeat, Roll};
+use super::Heartbeat;
 use crate::{
     backoff,
     periodic::describe,
@@ -31,8 +31,9 @@ enum BeatError {
     Silent(Duration),
 }
 
-pub(super) async fn beat(heart: &Heartbeat, roll: Option<&Roll>, missing: &Notify, stop: &CancellationToken) {
-    let mut beats = Beats { heart, roll, missing, connection: None, failures: 0 };
+/// `beaten` is told of every beat as it begins.
+pub(super) async fn beat(heart: &Heartbeat, beaten: &Notify, stop: &CancellationToken) {
+    let mut beats = Beats { heart, beaten, connection: None, failures: 0 };
     let mut session = heart.session.watch();
     let mut draining = heart.drain.is_cancelled();
     let mut trouble = heart.health.watch();
@@ -64,8 +65,7 @@ pub(super) async fn beat(heart: &Heartbeat, roll: Option<&Roll>, missing: &Notif
 
 struct Beats<'a> {
     heart: &'a Heartbeat,
-    roll: Option<&'a Roll>,
-    missing: &'a Notify,
+    beaten: &'a Notify,
     connection: Option<OneShot>,
     failures: u32,
 }
@@ -81,12 +81,10 @@ impl Beats<'_> {
         }
     }
 
-    /// Both witnesses side by side: the silence of one must not delay the other.
     async fn beat(&mut self) {
         let id = self.heart.identity.id();
-        let (heart, roll, missing) = (self.heart, self.roll, self.missing);
-        let (taken, ()) = tokio::join!(self.beat_postgres(&id), beat_redis(heart, roll, missing, &id));
-        match taken {
+        self.beaten.notify_one();
+        match self.beat_postgres(&id).await {
             Ok(Beat::Taken { gap }) => self.taken(gap),
             Ok(Beat::Refused) => self.begin_anew(&id).await,
             Err(error) => self.failed(&error),
@@ -169,32 +167,11 @@ impl Beats<'_> {
         }
         // What was claimed with the old name until here belongs to a dead owner: others free it, the reconciliation
         // gives it up.
-        heart.identity.change(new.clone());
+        heart.identity.change(new);
         heart.lease.renew(sent);
         self.failures = 0;
         heart.health.ready(PART);
-        if let Some(roll) = self.roll
-            && let Err(error) = roll.strike(old.as_str()).await
-        {
-            tracing::debug!(%error, "the old name is still on the roll");
-        }
-        beat_redis(heart, self.roll, self.missing, &new).await;
-    }
-}
-
-/// Says "alive" in Redis as long as we have the right to: a worker that cannot reach PostgreSQL can finish nothing, and
-/// must not keep its blocks from those who can.
-async fn beat_redis(heart: &Heartbeat, roll: Option<&Roll>, missing: &Notify, id: &WorkerId) {
-    let Some(roll) = roll else { return };
-    if !heart.lease.is_valid() {
-        return;
-    }
-    let config = &heart.config;
-    match roll.beat(id, config.heartbeat_ttl, config.rows_ttl).await {
-        // The set has run out or was emptied: written anew if there is anything to write.
-        Ok(false) => missing.notify_one(),
-        Ok(true) => {}
-        Err(error) => tracing::debug!(%error, "no heartbeat in Redis"),
+        self.beaten.notify_one();
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use toml::Table;
 
 use super::database::TestDb;
-use super::{pgbouncer, run, services};
+use super::{pgbouncer, redis_deaths, run, services};
 use crate::suite::support::wait::SOON;
 
 /// No command of a test takes longer than this.
@@ -30,6 +30,12 @@ impl TestConfig {
         match POOLER.as_deref() {
             Some(way) if !has(&table, "database", "url") => pooled(&mut table, db, way),
             _ => drop(default(&mut table, "database", "url", db.url())),
+        }
+        if *CLUSTER && !has(&table, "liveness", "backend") && !table.contains_key("redis") {
+            default(&mut table, "liveness", "backend", "redis");
+            default(&mut table, "redis", "url", redis_deaths::url());
+            // The replicas of a test have one database and one roll, and no other test has either.
+            default(&mut table, "redis", "key_prefix", db.name());
         }
         default(&mut table, "liveness", "backend", "postgres");
         let free = format!("127.0.0.1:{}", services::free_port());
@@ -112,6 +118,13 @@ pub(crate) fn json(output: &Output) -> serde_json::Value {
 /// Set by `make test-pooler`: whatever a test does not connect by itself goes through PgBouncer, with a way past it
 /// (`direct`) or without (`polling`).
 static POOLER: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("MUSTERD_TEST_POOLER").ok());
+
+/// Set by `make test-cluster`: whatever a test does not say about liveness by itself has a Redis Cluster whose masters die.
+static CLUSTER: LazyLock<bool> = LazyLock::new(|| match std::env::var("MUSTERD_TEST_REDIS").as_deref() {
+    Err(_) => false,
+    Ok("cluster") => true,
+    Ok(other) => panic!("MUSTERD_TEST_REDIS is {other:?}: cluster"),
+});
 
 fn pooled(table: &mut Table, db: &TestDb, way: &str) {
     default(table, "database", "url", &pgbouncer::shared().url(db));

@@ -3,10 +3,12 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::services::{self, Redis};
-use super::wait::eventually;
+use super::redis::{Maker, Redis};
+use super::services;
+use super::wait::{SOON, eventually};
 
-const SOON: Duration = Duration::from_secs(60);
+/// Between two looks at a cluster: each starts a program per node.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// What `redis-cli` says on a port.
 pub(crate) fn cli(port: u16, args: &[&str]) -> String {
@@ -14,13 +16,16 @@ pub(crate) fn cli(port: u16, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// How many slots a cluster has.
+const SLOTS: u16 = 16_384;
+
 /// Three masters, with a replica each or without.
 pub(crate) struct Cluster {
     nodes: Vec<Redis>,
 }
 
 impl Cluster {
-    pub(crate) async fn start(replicas: usize) -> Self {
+    pub(crate) async fn start(maker: Maker, replicas: usize) -> Self {
         let options = [
             "--cluster-enabled",
             "yes",
@@ -28,9 +33,12 @@ impl Cluster {
             "nodes.conf",
             "--cluster-node-timeout",
             "2000",
+            // A replica gets its master's data at once, without waiting for others that might want it too.
+            "--repl-diskless-sync-delay",
+            "0",
         ];
         let nodes: Vec<Redis> =
-            (0..3 * (1 + replicas)).map(|_| Redis::start_with(cluster_port(), &options)).collect();
+            (0..3 * (1 + replicas)).map(|_| Redis::start(maker, cluster_port(), &options)).collect();
         let made = Command::new("redis-cli")
             .args(["--cluster", "create"])
             .args(nodes.iter().map(|node| node.address().to_string()))
@@ -53,10 +61,13 @@ impl Cluster {
             .await;
         }
         // A replica that has not got its master's data yet does not stand for election.
-        let first = self.nodes[0].address().port();
         eventually(SOON, "every replica follows its master", async || {
-            let nodes = cli(first, &["cluster", "nodes"]);
-            (nodes.matches("slave").count() == 3 * replicas && self.all_synced(replicas)).then_some(())
+            let nodes = cli(self.port(0), &["cluster", "nodes"]);
+            let whole = nodes.matches("slave").count() == 3 * replicas && self.all_synced(replicas);
+            if !whole {
+                tokio::time::sleep(LOOK).await;
+            }
+            whole.then_some(())
         })
         .await;
     }
@@ -75,15 +86,42 @@ impl Cluster {
 
     /// Kills the master that has a key; the port of a node that lives.
     pub(crate) fn kill_master_of(&self, key: &str) -> u16 {
-        let first = self.nodes[0].address().port();
-        let slot: u16 = cli(first, &["cluster", "keyslot", key]).trim().parse().unwrap();
-        let nodes = cli(first, &["cluster", "nodes"]);
-        let owner = nodes.lines().find(|line| line.contains("master") && owns(line, slot)).unwrap();
+        let slot: u16 = cli(self.port(0), &["cluster", "keyslot", key]).trim().parse().unwrap();
+        let victim = self.master_of(slot, 0);
+        self.nodes[victim].stop();
+        self.port(usize::from(victim == 0))
+    }
+
+    /// Kills the master of a random slot, waits until its replica has taken over everywhere, and starts the dead one again,
+    /// which comes back as a replica. The port of the one that died.
+    pub(crate) async fn replace_a_master(&mut self) -> u16 {
+        let slot = rand::random_range(0..SLOTS);
+        let victim = self.master_of(slot, 0);
+        self.nodes[victim].stop();
+        for witness in (0..self.nodes.len()).filter(|node| *node != victim) {
+            eventually(SOON, "a replica takes over", async || {
+                tokio::time::sleep(LOOK).await;
+                let whole = cli(self.port(witness), &["cluster", "info"]).contains("cluster_state:ok");
+                (whole && self.master_of(slot, witness) != victim).then_some(())
+            })
+            .await;
+        }
+        self.nodes[victim].restart();
+        self.wait_whole(1).await;
+        self.port(victim)
+    }
+
+    fn port(&self, node: usize) -> u16 {
+        self.nodes[node].address().port()
+    }
+
+    /// Which node has a slot, as `witness` sees it.
+    fn master_of(&self, slot: u16, witness: usize) -> usize {
+        let nodes = cli(self.port(witness), &["cluster", "nodes"]);
+        let owner = nodes.lines().find(|line| line.contains("master") && owns(line, slot));
+        let owner = owner.unwrap_or_else(|| panic!("nobody has slot {slot}:\n{nodes}"));
         let address = owner.split_whitespace().nth(1).unwrap().split('@').next().unwrap();
-        let victim = self.nodes.iter().find(|node| node.address().to_string() == address).unwrap();
-        victim.stop();
-        let alive = self.nodes.iter().find(|node| node.pid() != victim.pid()).unwrap();
-        alive.address().port()
+        self.nodes.iter().position(|node| node.address().to_string() == address).unwrap()
     }
 }
 
@@ -116,7 +154,7 @@ impl Watched {
     pub(crate) async fn start() -> Self {
         let master = services::own_redis();
         let port = master.address().port().to_string();
-        let replica = Redis::start_with(services::free_port(), &["--replicaof", "127.0.0.1", &port]);
+        let replica = Redis::start(Maker::Redis, services::free_port(), &["--replicaof", "127.0.0.1", &port]);
         eventually(SOON, "the replica follows", async || {
             cli(replica.address().port(), &["info", "replication"])
                 .contains("master_link_status:up")

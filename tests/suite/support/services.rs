@@ -1,22 +1,17 @@
 //! The servers of a run: one PostgreSQL, one Redis, one S3, each started by the first test that asks for it.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{LazyLock, OnceLock, mpsc};
-use std::time::{Duration, Instant};
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
-use musterd::embedded::{EmbeddedPostgres, Options, Tether};
-use rustix::process::Signal;
+use musterd::embedded::{EmbeddedPostgres, Options};
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 
+use super::redis::{Maker, Redis};
 use super::run;
-use crate::suite::support::wait::SOON;
 
 /// This run's PostgreSQL. Tests use a database of their own: see [`super::database::TestDb`].
 pub(crate) fn postgres() -> &'static EmbeddedPostgres {
@@ -33,109 +28,15 @@ pub(crate) fn postgres() -> &'static EmbeddedPostgres {
     &POSTGRES
 }
 
-/// A private Redis.
-#[derive(Debug)]
-pub(crate) struct Redis {
-    tether: Tether,
-    port: u16,
-}
-
-impl Redis {
-    /// `redis://127.0.0.1:PORT`
-    pub(crate) fn url(&self) -> String {
-        format!("redis://{}", self.address())
-    }
-
-    pub(crate) fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.tether.pid()
-    }
-
-    /// Ends it at once, as a crash would.
-    pub(crate) fn stop(&self) {
-        self.tether.signal(Signal::KILL).unwrap();
-        self.tether.wait(SOON).expect("nothing survives SIGKILL");
-        run::forget(self.pid());
-    }
-
-    fn start() -> Self {
-        Self::start_with(free_port(), &[])
-    }
-
-    /// A Sentinel that watches what these lines of its configuration name.
-    pub(crate) fn start_sentinel(watched: &str) -> Self {
-        let (dir, port) = (run::new_dir("sentinel"), free_port());
-        let config = dir.join("sentinel.conf");
-        std::fs::write(&config, format!("port {port}\nbind 127.0.0.1\n{watched}")).unwrap();
-        let mut command = Command::new("redis-server");
-        command.arg(config).arg("--sentinel");
-        Self::launch(command, port, &dir)
-    }
-
-    /// A server on `port` with these options beside the usual ones.
-    pub(crate) fn start_with(port: u16, options: &[&str]) -> Self {
-        let dir = run::new_dir("redis");
-        let mut command = Command::new("redis-server");
-        command.args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]);
-        command.args(options);
-        Self::launch(command, port, &dir)
-    }
-
-    fn launch(mut command: Command, port: u16, dir: &Path) -> Self {
-        command.arg("--dir").arg(dir).arg("--logfile").arg(dir.join("redis.log"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let tether = Tether::spawn(command, Signal::KILL)
-            .expect("redis-server cannot be started; install it (Debian: apt-get install redis-server)");
-        run::kill_at_end(tether.pid());
-        let redis = Self { tether, port };
-        redis.wait_ready();
-        redis
-    }
-
-    fn wait_ready(&self) {
-        let deadline = Instant::now() + SOON;
-        while !self.answers() {
-            assert!(Instant::now() < deadline, "Redis does not answer on port {}", self.port);
-            // Waits for the process's end, which would be news; else it is merely time to look again.
-            let ended = self.tether.wait(Duration::from_millis(10));
-            assert!(ended.is_none(), "redis-server ended at once: {ended:?}");
-        }
-    }
-
-    fn answers(&self) -> bool {
-        let Ok(mut stream) = TcpStream::connect(self.address()) else { return false };
-        let mut answer = [0; 5];
-        stream.write_all(b"PING\r\n").is_ok() && stream.read_exact(&mut answer).is_ok() && &answer == b"+PONG"
-    }
-}
-
 /// This run's Redis. Tests share it, each below a [`redis_prefix`] of its own.
 pub(crate) fn redis() -> &'static Redis {
-    static REDIS: LazyLock<Redis> = LazyLock::new(Redis::start);
+    static REDIS: LazyLock<Redis> = LazyLock::new(own_redis);
     &REDIS
 }
 
 /// A Redis for a test that stops, empties or breaks it. Ends when dropped, or with the run.
 pub(crate) fn own_redis() -> Redis {
-    Redis::start()
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        self.stop();
-    }
+    Redis::start(Maker::Redis, free_port(), &[])
 }
 
 /// A key prefix that no other test has.
