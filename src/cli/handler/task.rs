@@ -39,7 +39,7 @@ pub(super) async fn run(
     let payload: Json = serde_json::from_str(payload).context("--payload is not JSON")?;
     let task = sample(name, entry, payload);
     let began = Instant::now();
-    let call = TaskCall { task: &task, timeout: entry.config.timeout };
+    let call = TaskCall { task: &task, timeout: entry.config.timeout, traceparent: None };
     let verdict = verdict(handler::run_task(&*entry.handler, call).await);
     let took = began.elapsed().as_millis() as u64;
     let exchanges = all_of(heard);
