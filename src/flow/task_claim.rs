@@ -97,6 +97,7 @@ impl Running {
         let pulse = self.dispatcher.pulse.clone();
         while !stop.is_cancelled() {
             pulse.turn();
+            crate::failpoint!("tasks.turn");
             let pause = match self.round(stop).await {
                 Ok(claimed) => {
                     failures = 0;
