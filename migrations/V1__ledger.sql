@@ -78,9 +78,9 @@ COMMENT ON COLUMN musterd.tasks.crashes IS
     'such task; after two it runs with nothing else in its process.';
 COMMENT ON COLUMN musterd.tasks.solo_crashes IS 'Those of the crashes that only this task can be blamed for; they count toward max_crashes.';
 COMMENT ON COLUMN musterd.tasks.alone_at IS 'Since when its holder runs it with nothing else beside it; null at every claim.';
-COMMENT ON COLUMN musterd.tasks.run_at IS 'Due from then on. infinity while an uncle waits.';
+COMMENT ON COLUMN musterd.tasks.run_at IS 'Due from then on: as asked for, or since its release, its last dependency or its last try. infinity while an uncle waits.';
 COMMENT ON COLUMN musterd.tasks.not_before IS
-    'Set only while an uncle waits: the run_at it gets when its last dependency has ended.';
+    'Set only while an uncle waits: it is not due earlier, even if its last dependency has ended.';
 COMMENT ON COLUMN musterd.tasks.timeout IS 'Null: the handler''s timeout.';
 COMMENT ON COLUMN musterd.tasks.dedup_key IS 'At most one task with this key is waiting to be claimed for the first time.';
 COMMENT ON COLUMN musterd.tasks.idempotency_key IS 'At most one task or batch, ever, has this key.';

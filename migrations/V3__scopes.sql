@@ -103,7 +103,7 @@ DECLARE
 BEGIN
     WITH started AS (
         UPDATE musterd.tasks t
-           SET run_at = t.not_before,
+           SET run_at = GREATEST(t.not_before, v_now),
                not_before = NULL,
                state = CASE WHEN t.state = 'scheduled' AND t.not_before <= v_now THEN 'queued' ELSE t.state END
          WHERE t.id = ANY (p_uncles)

@@ -238,11 +238,12 @@ DECLARE
     v_id   bigint;
 BEGIN
     LOOP
-        INSERT INTO musterd.tasks (id, parent_id, queue, command, payload, priority, state, idempotency_key, request_hash,
-                                   traceparent)
+        INSERT INTO musterd.tasks (id, parent_id, queue, command, payload, priority, state, run_at, idempotency_key,
+                                   request_hash, traceparent)
         VALUES (p_id, p_parent_id, p_queue, p_command, p_context, p_priority,
-                CASE WHEN v_hold THEN 'held' ELSE 'running' END::musterd.state,
-                p_idempotency_key, p_request_hash, p_traceparent)
+                -- Its rows may have taken a while to come; before that nothing was due.
+                CASE WHEN v_hold THEN 'held' ELSE 'running' END::musterd.state, clock_timestamp(), p_idempotency_key,
+                p_request_hash, p_traceparent)
         ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING * INTO v_task;
         EXIT WHEN v_task.id IS NOT NULL;

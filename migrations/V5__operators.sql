@@ -71,7 +71,7 @@ DECLARE
     v_batch musterd.batches;
 BEGIN
     UPDATE musterd.batches b SET open = true WHERE b.id = p_id RETURNING b.* INTO v_batch;
-    UPDATE musterd.tasks t SET state = 'running' WHERE t.id = p_id;
+    UPDATE musterd.tasks t SET state = 'running', run_at = now() WHERE t.id = p_id;
     PERFORM musterd.park_blocks(p_id, NULL, false);
     PERFORM pg_notify('musterd_wake', v_batch.queue);
     IF v_batch.rows = 0 THEN
@@ -102,7 +102,8 @@ BEGIN
         RETURN musterd.release_batch(release.id);
     END IF;
     UPDATE musterd.tasks t
-       SET state = CASE WHEN t.run_at > clock_timestamp() THEN 'scheduled' ELSE 'queued' END::musterd.state
+       SET state = CASE WHEN t.run_at > clock_timestamp() THEN 'scheduled' ELSE 'queued' END::musterd.state,
+           run_at = GREATEST(t.run_at, now())
      WHERE t.id = release.id RETURNING t.* INTO v_task;
     PERFORM pg_notify('musterd_wake', v_task.queue);
     RETURN v_task.state;

@@ -125,13 +125,14 @@ impl Daemon {
         let (health, metrics) = (Health::watching(config.liveness.stuck_after), Metrics::new(names));
         health.unready(STARTING, "starting");
         let port = http::bind(&config.http).await?;
-        let never = CancellationToken::new();
-        let serving = http::serve(port.clone(), health.clone(), metrics.clone(), None, never);
-        let starting = Self::start(config, handlers, port, health, metrics);
-        tokio::select! {
-            started = starting => started,
-            Err(error) = serving => Err(error.into()),
-        }
+        let stop = CancellationToken::new();
+        let serving = http::serve(port.clone(), health.clone(), metrics.clone(), None, stop.clone());
+        let starting = async {
+            // Whether it started or not: who has asked until then gets an answer.
+            let _stop = stop.drop_guard();
+            Self::start(config, handlers, port, health, metrics).await
+        };
+        tokio::join!(starting, serving).0
     }
 
     async fn start(
@@ -324,7 +325,8 @@ impl Daemon {
         self.add_heartbeat(&mut supervisor, session, held, stop);
         let (port, health, metrics, api) = (self.port, self.health, self.metrics, self.api);
         supervisor.once("http", Stage::Http, |stop| async move {
-            Ok(http::serve(port, health, metrics, Some(api), stop).await?)
+            http::serve(port, health, metrics, Some(api), stop).await;
+            Ok(())
         });
         supervisor
     }

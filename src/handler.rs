@@ -67,11 +67,13 @@ pub struct Done {
 }
 
 /// One task, as a handler gets it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct TaskCall<'a> {
     pub task: &'a Task,
     /// The time this try has; the handler is cancelled after it.
     pub timeout: Duration,
+    /// The trace that this call is a part of.
+    pub traceparent: Option<&'a str>,
 }
 
 impl TaskCall<'_> {

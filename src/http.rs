@@ -1,17 +1,17 @@
 //! The HTTP port: health for Kubernetes, metrics, and the API beside them.
 
 mod api;
+mod connections;
 
 pub use api::Api;
 
 use crate::{config::Problems, metrics::Metrics, supervisor::Health};
 use axum::{
     Json, Router,
-    extract::{State, connect_info::Connected},
+    extract::State,
     http::{StatusCode, header},
     response::IntoResponse,
     routing::get,
-    serve::IncomingStream,
 };
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, sync::Arc, time::Duration};
@@ -91,8 +91,6 @@ impl Default for Config {
 pub enum HttpError {
     #[error("cannot listen on {address}: {source}; set http.listen to another address")]
     Bind { address: SocketAddr, source: std::io::Error },
-    #[error("the HTTP server stopped")]
-    Serve { source: std::io::Error },
 }
 
 /// Takes the port before anything else starts, so that a port in use is found at once.
@@ -110,13 +108,8 @@ impl Port {
     pub fn address(&self) -> Option<SocketAddr> {
         self.0.local_addr().ok()
     }
-}
 
-impl axum::serve::Listener for Port {
-    type Io = TcpStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
+    async fn accept(&self) -> (TcpStream, SocketAddr) {
         loop {
             match self.0.accept().await {
                 Ok(connection) => return connection,
@@ -125,33 +118,17 @@ impl axum::serve::Listener for Port {
             }
         }
     }
-
-    fn local_addr(&self) -> std::io::Result<SocketAddr> {
-        self.0.local_addr()
-    }
 }
 
 /// Where a request comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(SocketAddr);
 
-impl Connected<IncomingStream<'_, Port>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Port>) -> Self {
-        Self(*stream.remote_addr())
-    }
-}
-
 /// After `stop`, how long requests that have begun may take to end.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Answers until `stop`. The API is not there yet while the daemon starts.
-pub async fn serve(
-    port: Port,
-    health: Health,
-    metrics: Metrics,
-    api: Option<Api>,
-    stop: CancellationToken,
-) -> Result<(), HttpError> {
+pub async fn serve(port: Port, health: Health, metrics: Metrics, api: Option<Api>, stop: CancellationToken) {
     let app = Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
@@ -164,8 +141,6 @@ pub async fn serve(
         .with_state(Shared { health, metrics })
         // After the layers: uploads are larger and take longer.
         .merge(api::router(api.clone()));
-    let app = app.into_make_service_with_connect_info::<Peer>();
-    let serving = axum::serve(port, app).with_graceful_shutdown(stop.clone().cancelled_owned());
     let patience = async {
         stop.cancelled().await;
         api.iter().for_each(Api::stop);
@@ -173,8 +148,8 @@ pub async fn serve(
     };
     // A caller who sends half a request and waits must not decide when the daemon ends.
     tokio::select! {
-        served = serving.into_future() => served.map_err(|source| HttpError::Serve { source }),
-        () = patience => Ok(()),
+        () = connections::serve(&port, app, stop.clone()) => {}
+        () = patience => {}
     }
 }
 

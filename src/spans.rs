@@ -4,6 +4,8 @@
 #[cfg(feature = "otel")]
 mod recorded;
 
+use std::borrow::Cow;
+
 /// A piece of work under way; it ends when dropped.
 #[derive(Debug)]
 pub struct Span {
@@ -62,6 +64,15 @@ impl Span {
         #[cfg(feature = "otel")]
         self.recorded.iter_mut().for_each(|span| span.set(key, value.to_owned()));
         self
+    }
+
+    /// The `traceparent` for whoever is called by this work: itself if it is sent, else `parent`, as it was.
+    pub fn or_parent<'a>(&self, parent: Option<&'a str>) -> Option<Cow<'a, str>> {
+        #[cfg(feature = "otel")]
+        if let Some(own) = self.recorded.as_ref().and_then(recorded::Recorded::traceparent) {
+            return Some(own.into());
+        }
+        parent.map(Cow::Borrowed)
     }
 
     /// Ends it here.

@@ -1,6 +1,7 @@
 //! `musterd handler …`: a handler tried on sample rows or a task, and what the live workers handle.
 
 mod task;
+mod verdict;
 
 use super::{Exit, Global, screen};
 use anyhow::{Context, Result, bail};
@@ -9,7 +10,7 @@ use comfy_table::Cell;
 use musterd::{
     flow::input::{Format, Limits, Reader},
     handler::{
-        self, BlockCall, Done, Entry, Intake, Outcome, Registry, Told,
+        self, BlockCall, Entry, Intake, Registry, Told,
         tap::{Exchange, Tap},
     },
     json::Json,
@@ -24,6 +25,7 @@ use std::{
     time::Instant,
 };
 use tokio::sync::mpsc::UnboundedReceiver;
+use verdict::Verdict;
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:\n  musterd handler list\n  musterd handler test noop --input rows.ndjson")]
@@ -55,22 +57,6 @@ pub(super) struct Test {
     /// Rows to run, at most.
     #[arg(long, default_value_t = 100)]
     limit: usize,
-}
-
-/// What became of one row.
-#[derive(serde::Serialize)]
-struct Verdict {
-    line: i32,
-    outcome: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<Json>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after: Option<f64>,
-    /// Rows that would be added to the batch.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    append: Vec<Json>,
 }
 
 impl HandlerCommand {
@@ -133,7 +119,7 @@ impl Test {
             let mut running = handler::run_block(&*entry.handler, call, rows);
             while let Some(told) = running.next().await {
                 if let Told::Row(line, outcome) = told {
-                    verdicts.push(verdict(line, outcome));
+                    verdicts.push(Verdict::of_row(line, outcome));
                 }
             }
             if let Some(reason) = running.reason() {
@@ -142,7 +128,7 @@ impl Test {
         }
         let took = began.elapsed();
         let exchanges = all_of(heard);
-        let good = verdicts.iter().all(|verdict| verdict.outcome == "succeeded");
+        let good = verdicts.iter().all(Verdict::is_good);
         if global.json {
             screen::json(&serde_json::json!({
                 "handler": self.name, "ok": good, "took_ms": took.as_millis() as u64, "exchanges": exchanges,
@@ -152,7 +138,7 @@ impl Test {
             show(&exchanges)?;
             print(&verdicts)?;
             let total = verdicts.len();
-            let passed = verdicts.iter().filter(|verdict| verdict.outcome == "succeeded").count();
+            let passed = verdicts.iter().filter(|verdict| verdict.is_good()).count();
             screen::line(&format!("{passed} of {total} rows succeeded in {} ms", took.as_millis()))?;
         }
         Ok(if good { Exit::Done } else { Exit::Failed })
@@ -191,27 +177,14 @@ fn show(exchanges: &[Exchange]) -> Result<()> {
     Ok(())
 }
 
-fn verdict(line: i32, outcome: Outcome) -> Verdict {
-    let (outcome, done, error, after) = match outcome {
-        Outcome::Succeeded(done) => ("succeeded", done, None, None),
-        Outcome::Failed(error) => ("failed", Done::default(), Some(error), None),
-        Outcome::Retry { error, after } => ("retry", Done::default(), Some(error), after),
-    };
-    let retry_after = after.map(|after| after.as_secs_f64());
-    Verdict { line, outcome, result: done.result, error, retry_after, append: done.append }
-}
-
 fn print(verdicts: &[Verdict]) -> Result<()> {
     let mut table = screen::table(["line", "verdict", "result or error"]);
     for verdict in verdicts {
-        let mood = match verdict.outcome {
-            "succeeded" => screen::Mood::Good,
-            "retry" => screen::Mood::Doubtful,
-            _ => screen::Mood::Bad,
-        };
-        let result = verdict.result.as_ref().map(Json::text);
-        let said = verdict.error.as_deref().or(result).unwrap_or_default();
-        table.add_row([Cell::new(verdict.line), screen::word(verdict.outcome, mood), Cell::new(said)]);
+        table.add_row([
+            Cell::new(verdict.line.unwrap_or_default()),
+            screen::word(verdict.outcome, verdict.mood()),
+            Cell::new(verdict.said().unwrap_or_default()),
+        ]);
     }
     screen::print(&table)
 }

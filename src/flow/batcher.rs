@@ -192,6 +192,7 @@ impl<W: Writer> Batcher<W> {
         while let Some(gathered) = self.gather().await {
             self.flush(gathered).await;
             self.pulse.turn();
+            crate::failpoint!("batcher.turn");
         }
         self.pulse.end();
     }

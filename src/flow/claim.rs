@@ -197,7 +197,10 @@ impl<W: Claimed> Dispatcher<W> {
         let pulse = self.desk.pulse.clone();
         while !stop.is_cancelled() {
             pulse.turn();
-            failpoint!("claim.turn");
+            match W::WORK {
+                Work::Rows => failpoint!("claim.turn"),
+                Work::Tasks => failpoint!("tasks.turn"),
+            }
             let pause = match self.round(stop).await {
                 Ok(0) => {
                     failures = 0;

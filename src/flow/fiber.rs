@@ -167,16 +167,18 @@ impl Bench {
         };
         let post = self.watch.post(block.reference, &block.command);
         let rows_took = self.metrics.walk.handler(&block.command, Call::Row);
-        let _span = Span::begin("block", facts.batch.traceparent.as_deref())
+        let span = Span::begin("block", facts.batch.traceparent.as_deref())
             .name("command", &block.command)
             .number("batch", block.reference.batch)
             .number("first_line", i64::from(block.first))
             .number("attempt", i64::from(block.attempt));
+        let traceparent = span.or_parent(facts.traceparent.as_deref());
         let mut work = Work {
             bench: self,
             block: &block,
             entry: &entry,
             facts: &facts,
+            traceparent: traceparent.as_deref(),
             cancel: &cancel,
             chunk: Vec::new(),
             chunk_bytes: 0,
@@ -290,6 +292,7 @@ struct Work<'a> {
     block: &'a Block,
     entry: &'a Entry,
     facts: &'a Facts,
+    traceparent: Option<&'a str>,
     cancel: &'a Cancel,
     chunk: Vec<RowWrite>,
     chunk_bytes: usize,

@@ -67,11 +67,12 @@ impl Bench {
         };
         let cancel = self.held.cancel_of(task.reference.token);
         let timeout = task.timeout.unwrap_or(entry.config.timeout);
-        let call = TaskCall { task, timeout };
-        let _span = Span::begin("task", task.traceparent.as_deref())
+        let span = Span::begin("task", task.traceparent.as_deref())
             .name("command", &task.command)
             .number("task", task.reference.id)
             .number("attempt", i64::from(task.attempt));
+        let traceparent = span.or_parent(task.traceparent.as_deref());
+        let call = TaskCall { task, timeout, traceparent: traceparent.as_deref() };
         let run = async {
             self.lease.valid().await;
             let began = Instant::now();

@@ -32,6 +32,7 @@ pub struct BlockCall<'a> {
     pub attempt: i32,
     /// The time that the call has ([`Intake::Together`]), or each row ([`Intake::Ahead`]).
     pub timeout: Duration,
+    /// The trace that this call is a part of.
     pub traceparent: Option<&'a str>,
 }
 

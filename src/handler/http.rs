@@ -153,8 +153,7 @@ impl Handler for Http {
                 Ok(body) => body,
                 Err(error) => return TaskOutcome::Failed(format!("the payload is not JSON: {error}")),
             };
-            let trace = call.task.traceparent.as_deref();
-            match self.exchange(body, &call.idempotency_key(), call.timeout, trace).await {
+            match self.exchange(body, &call.idempotency_key(), call.timeout, call.traceparent).await {
                 Answer::Reply(bytes) => protocol::read_task(&bytes)
                     .unwrap_or_else(|error| TaskOutcome::Retry { error: describe(&error), after: None }),
                 Answer::TooLarge(error) | Answer::Refused(error) => TaskOutcome::Failed(error),

@@ -158,7 +158,7 @@ impl Sql {
         let transaction =
             client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
         let task = Task { reference: tasks::pretend(&*transaction, call.task).await?, ..call.task.clone() };
-        let pretended = TaskCall { task: &task, timeout: call.timeout };
+        let pretended = TaskCall { task: &task, ..*call };
         transaction.batch_execute(&self.task_settings(&pretended)).await?;
         transaction.execute(&self.call, &[&task.reference.id, &task.payload]).await?;
         transaction.batch_execute("RESET ROLE; SET LOCAL search_path = pg_catalog, pg_temp").await?;

@@ -33,7 +33,7 @@ use problem::Problem;
 use rate::Rates;
 use std::{net::SocketAddr, ops::Deref, sync::Arc};
 use tokens::Tokens;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 use upload::Patience;
 
@@ -49,6 +49,7 @@ pub struct Shared {
     objects: objects::Store,
     tokens: Tokens,
     rates: Rates,
+    requests: Semaphore,
     streams: Arc<Semaphore>,
     followers: Arc<Semaphore>,
     /// Whether only this machine can reach us.
@@ -69,6 +70,8 @@ impl Deref for Api {
 
 /// A page is gathered in memory: this much, or one row of whatever size.
 const PAGE_BYTES: usize = 16 << 20;
+/// Requests that are worked on at a time, beside uploads. Each has a connection, and may have a body in memory.
+const MOST_REQUESTS: usize = 256;
 
 impl Api {
     /// Connects to nobody yet.
@@ -85,6 +88,7 @@ impl Api {
             objects,
             tokens: Tokens::new(config.read_tokens_file.clone(), config.write_tokens_file.clone()),
             rates: Rates::new(config.rate_limit),
+            requests: Semaphore::new(MOST_REQUESTS + config.max_streams.get() as usize),
             streams: Arc::new(Semaphore::new(config.max_streams.get() as usize)),
             followers: Arc::new(Semaphore::new(config.max_followers.get() as usize)),
             is_loopback: address.unwrap_or(config.listen).ip().to_canonical().is_loopback(),
@@ -107,14 +111,18 @@ impl Api {
         Ok(self.pools.streams.get().await?)
     }
 
+    fn request_slot(&self) -> Result<SemaphorePermit<'_>, Problem> {
+        self.requests.try_acquire().map_err(|_| Problem::busy("requests at a time"))
+    }
+
     fn stream_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
         let slot = Arc::clone(&self.streams).try_acquire_owned();
-        slot.map_err(|_| Problem::busy("uploads, exports and downloads", "max_streams"))
+        slot.map_err(|_| Problem::busy("uploads, exports and downloads at a time (http.max_streams)"))
     }
 
     fn follower_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
         let slot = Arc::clone(&self.followers).try_acquire_owned();
-        slot.map_err(|_| Problem::busy("followers", "max_followers"))
+        slot.map_err(|_| Problem::busy("followers at a time (http.max_followers)"))
     }
 
     fn patience(&self) -> Patience {

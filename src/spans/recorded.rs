@@ -72,6 +72,13 @@ impl Recorded {
         Some(Self(builder.start_with_context(&tracer, &context)))
     }
 
+    /// None of one that a sampler left out: what hung below it would hang in the air.
+    pub(super) fn traceparent(&self) -> Option<String> {
+        let context = self.0.span_context();
+        let (trace, span, flags) = (context.trace_id(), context.span_id(), context.trace_flags().to_u8());
+        context.is_sampled().then(|| format!("00-{trace}-{span}-{flags:02x}"))
+    }
+
     pub(super) fn set(&mut self, key: &'static str, value: impl Into<Value>) {
         self.0.set_attribute(KeyValue::new(key, value));
     }

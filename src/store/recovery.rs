@@ -182,7 +182,7 @@ pub async fn free_tasks(client: &mut Object, max_crashes: u32) -> Result<FreedTa
            FOR NO KEY UPDATE OF t SKIP LOCKED";
     const FREE: &str = "WITH freed AS (
             UPDATE musterd.tasks t
-               SET state = 'queued', worker = NULL, token = NULL, crashes = t.crashes + u.started::int,
+               SET state = 'queued', worker = NULL, token = NULL, run_at = pg_catalog.now(), crashes = t.crashes + u.started::int,
                    solo_crashes = t.solo_crashes + (u.started AND t.alone_at IS NOT NULL)::int
               FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::bool[])) AS u (id, started)
              WHERE t.id = u.id

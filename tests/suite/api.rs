@@ -5,6 +5,7 @@ mod door;
 mod errors;
 mod follow;
 mod schema;
+mod slow;
 mod trace;
 mod upload;
 

@@ -153,16 +153,59 @@ async fn a_store_that_cannot_be_written_is_told_with_the_reason() {
     fails(&file, "outputs", "Not a directory", "mend [outputs]").await;
 
     let bucket = services::s3().new_bucket();
-    let s3 = |bucket: &str, secret: &str| {
-        let (endpoint, key) = (services::s3().endpoint(), S3::ACCESS_KEY);
-        let toml = format!(
-            "[outputs]\nstore = \"s3\"\n[outputs.s3]\nendpoint = \"{endpoint}\"\nbucket = \"{bucket}\"\n\
-             access_key = \"{key}\"\nsecret_key = \"{secret}\""
-        );
-        TestConfig::new(&db, &toml)
-    };
+    let s3 = |bucket: &str, secret: &str| TestConfig::new(&db, &s3_outputs(bucket, secret));
     let right = finding(&s3(&bucket, S3::SECRET_KEY), "outputs").await;
     assert_eq!(right.0, "pass", "{right:?}");
     let wrong = s3(&bucket, "wrong-canary");
     fails(&wrong, "outputs", "does not accept the credentials", "correct outputs.s3.access_key").await;
+}
+
+fn s3_outputs(bucket: &str, secret: &str) -> String {
+    let (endpoint, key) = (services::s3().endpoint(), S3::ACCESS_KEY);
+    format!(
+        "[outputs]\nstore = \"s3\"\n[outputs.s3]\nendpoint = \"{endpoint}\"\nbucket = \"{bucket}\"\n\
+         access_key = \"{key}\"\nsecret_key = \"{secret}\""
+    )
+}
+
+/// Every relation of the database, with the number of its rows.
+async fn contents(db: &TestDb) -> Vec<String> {
+    let sql = "SELECT c.oid::regclass::text || ' ' || CASE WHEN c.relkind = 'r' THEN
+                      (xpath('/row/n/text()', query_to_xml('SELECT count(*) AS n FROM ' || c.oid::regclass, false, true, '')))[1]::text
+                      ELSE c.relkind::text END
+                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') ORDER BY 1";
+    db.client().await.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+}
+
+fn files(dir: &std::path::Path) -> Vec<std::ffi::OsString> {
+    std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().file_name()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_leaves_nothing_behind() {
+    let redis = services::own_redis();
+    let bucket = services::s3().new_bucket();
+    let dir = run::new_dir("doctor");
+    let everywhere = format!(
+        "[liveness]\nbackend = \"redis\"\n[redis]\nurl = \"redis://{}\"\n{}",
+        redis.address(),
+        s3_outputs(&bucket, S3::SECRET_KEY)
+    );
+    let in_files = format!("[outputs]\ndir = \"{}\"", dir.join("not-there-yet").display());
+    for db in [TestDb::new().await, TestDb::empty().await] {
+        let before = contents(&db).await;
+        for toml in [&everywhere, &in_files] {
+            let outputs = finding(&TestConfig::new(&db, toml), "outputs").await;
+            assert!(outputs.0 == "pass" && outputs.1.contains("wrote, read and removed"), "{outputs:?}");
+        }
+        assert_eq!(contents(&db).await, before);
+    }
+    assert_eq!(files(&dir), [""; 0]);
+    assert_eq!(files(&run::dir().join("s3").join(&bucket)), [""; 0]);
+    let mut stream = std::net::TcpStream::connect(redis.address()).unwrap();
+    stream.write_all(b"DBSIZE\r\n").unwrap();
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b":0\r\n", "keys are left in Redis");
 }

@@ -212,6 +212,7 @@ async fn a_task_that_somebody_has_locked_does_not_keep_others_from_being_freed()
          INSERT INTO musterd.workers (id, host, pid, version) VALUES ('alive', 'h', 1, 'v');
          INSERT INTO musterd.tasks (command, state, worker, token, claimed_at)
          SELECT 'c', 'running', w, gen_random_uuid(), now() - interval '1 s' FROM unnest('{dead,dead,alive}'::text[]) w;
+         UPDATE musterd.tasks SET run_at = now() - interval '1 hour';
          INSERT INTO musterd.tasks (command, state, worker, token, claimed_at)
          VALUES ('late', 'running', 'dead', gen_random_uuid(), now() + interval '1 s')";
     ledger.client.batch_execute(dead).await.unwrap();
@@ -227,6 +228,9 @@ async fn a_task_that_somebody_has_locked_does_not_keep_others_from_being_freed()
     let charged =
         "SELECT count(*) FROM musterd.tasks WHERE state = 'queued' AND crashes = (command <> 'late')::int";
     assert_eq!(ledger.number(charged).await, 3, "what was claimed after the end had not started");
+    let due =
+        "SELECT count(*) FROM musterd.tasks WHERE state = 'queued' AND run_at > now() - interval '30 min'";
+    assert_eq!(ledger.number(due).await, 3, "they wait for a worker only now");
 }
 
 /// All sessions cut at once, and a server that restarts them all: everybody lives on.

@@ -6,7 +6,7 @@ mod exec;
 mod exec_death;
 mod http;
 mod http_limits;
-mod server;
+pub(crate) mod server;
 mod sql;
 
 use std::path::{Path, PathBuf};

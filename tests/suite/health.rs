@@ -20,21 +20,32 @@ fn body(answer: &str) -> &str {
 /// The first visits do nothing: the loop has turned before it stands still.
 #[cfg(feature = "failpoints")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_loop_that_stands_still_is_not_alive_and_is_named() {
-    let db = TestDb::new().await;
-    let toml = "[liveness]\nstuck_after = \"1s\"\n[claim]\npoll_interval = \"50ms\"";
-    let builder = Daemon::builder(&db, toml).env("MUSTERD_FAILPOINTS", "claim.turn=20*sleep(1h)");
-    let daemon = builder.start();
-    daemon.wait_ready().await;
-    let answer = eventually(SOON, "it is not alive", async || {
-        let (status, answer) = daemon.get("/livez").await.unwrap();
-        (status == 503 && answer.contains("queue default")).then_some(answer)
-    })
-    .await;
-    let told: Value = serde_json::from_str(body(&answer)).unwrap();
-    assert_eq!(told["alive"], false);
-    let stuck: Vec<&str> = told["stuck"].as_array().unwrap().iter().map(|s| s.as_str().unwrap()).collect();
-    assert!(stuck.iter().any(|s| s.starts_with("queue default: has not turned for ")), "{stuck:?}");
+async fn a_loop_that_stands_still_is_not_alive_and_is_named() {
+    for (step, name) in [
+        ("claim.turn=20", "queue default"),
+        ("tasks.turn=20", "tasks default"),
+        ("batcher.turn=2", "batcher"),
+        ("completer.turn=2", "completer"),
+    ] {
+        let db = TestDb::new().await;
+        let toml = "[liveness]\nstuck_after = \"1s\"\n[claim]\npoll_interval = \"50ms\"";
+        let builder = Daemon::builder(&db, toml).env("MUSTERD_FAILPOINTS", &format!("{step}*sleep(1h)"));
+        let daemon = builder.start();
+        daemon.wait_ready().await;
+        let ledger = Ledger::open(&db).await;
+        let answer = eventually(SOON, &format!("it is not alive because of {name}"), async || {
+            // Something to do for those who only turn when there is.
+            ledger.submit("noop", 1).await;
+            let (status, answer) = daemon.get("/livez").await.unwrap();
+            (status == 503 && answer.contains(name)).then_some(answer)
+        })
+        .await;
+        let told: Value = serde_json::from_str(body(&answer)).unwrap();
+        assert_eq!(told["alive"], false);
+        let stuck: Vec<&str> =
+            told["stuck"].as_array().unwrap().iter().map(|s| s.as_str().unwrap()).collect();
+        assert!(stuck.iter().any(|s| s.starts_with(&format!("{name}: has not turned for "))), "{stuck:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,4 +138,76 @@ async fn a_scrape_tells_what_waits_and_who_holds_the_horizon() {
     assert!(value("musterd_xmin_horizon_age_seconds ") > 0.0, "{scrape}");
     assert!(value("musterd_liveness_heartbeat_age_seconds ") >= 0.0, "{scrape}");
     reader.batch_execute("COMMIT").await.unwrap();
+}
+
+/// Everything below was asked for an hour ago, and became due only now.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_due_later_than_it_was_submitted_waited_since_then() {
+    const AN_HOUR_AGO: &str = "UPDATE musterd.tasks SET created_at = created_at - interval '1 hour',
+        run_at = run_at - interval '1 hour', not_before = not_before - interval '1 hour'";
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let make = "SELECT musterd.submit_batch('noop', ARRAY['1'::jsonb], hold => true);
+        SELECT musterd.submit_batch('nobodys', ARRAY['1'::jsonb], hold => true, queue => 'bulk');
+        SELECT musterd.hold(musterd.enqueue('noop'));
+        SELECT musterd.enqueue_after('noop', '{}', ARRAY[musterd.enqueue('nobodys')])";
+    ledger.client.batch_execute(&format!("{make}; {AN_HOUR_AGO}")).await.unwrap();
+    let free = "SELECT musterd.release(id) FROM musterd.tasks WHERE state = 'held';
+        SELECT musterd.abort(id) FROM musterd.tasks WHERE command = 'nobodys' AND queue = 'default'";
+    ledger.client.batch_execute(free).await.unwrap();
+    let daemon = Daemon::builder(&db, "[queues.bulk]").start();
+    daemon.wait_ready().await;
+    eventually(SOON, "all of it has run", async || {
+        let open = "SELECT count(*) FROM musterd.tasks WHERE queue = 'default' AND finished_at IS NULL";
+        (ledger.number(open).await == 0).then_some(())
+    })
+    .await;
+    let waited = async |work: &str| {
+        let of = |what: &str| format!("musterd_pickup_seconds_{what}{{queue=\"default\",work=\"{work}\"}} ");
+        (metric(&daemon, &of("count")).await, metric(&daemon, &of("sum")).await)
+    };
+    let (rows, tasks) = (waited("rows").await, waited("tasks").await);
+    assert!(rows.0 == 1.0 && rows.1 < 1800.0, "{rows:?}");
+    assert!(tasks.0 == 2.0 && tasks.1 < 1800.0, "{tasks:?}");
+    let oldest = eventually(SOON, "the queue was looked at", async || {
+        let oldest = metric(&daemon, "musterd_queue_oldest_due_seconds{queue=\"bulk\"} ").await;
+        (oldest > 0.0).then_some(oldest)
+    })
+    .await;
+    assert!(oldest < 1800.0, "{oldest}");
+
+    // What was due all the time has waited all the time.
+    let old = format!("BEGIN; SELECT musterd.submit_batch('noop', ARRAY['1'::jsonb]); {AN_HOUR_AGO}; COMMIT");
+    ledger.client.batch_execute(&old).await.unwrap();
+    eventually(SOON, "it is claimed", async || (waited("rows").await.0 == 2.0).then_some(())).await;
+    assert!(waited("rows").await.1 > 3600.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_channel_fills_while_outcomes_cannot_be_written_and_empties_afterwards() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let daemon = Daemon::builder(&db, "[liveness]\nstuck_after = \"1s\"").start();
+    daemon.wait_ready().await;
+    assert_eq!(metric(&daemon, "musterd_batcher_channel_fullness ").await, 0.0);
+    let holder = db.client().await;
+    holder.batch_execute("BEGIN; LOCK musterd.results IN EXCLUSIVE MODE").await.unwrap();
+    let batch = ledger.submit("noop", 20_000).await;
+    eventually(SOON, "the channel fills", async || {
+        (metric(&daemon, "musterd_batcher_channel_fullness ").await > 0.5).then_some(())
+    })
+    .await;
+    // Who waits to write, or for a fiber that does, is not stuck: no restart would mend it.
+    let began = Instant::now();
+    eventually(SOON, "it is still alive", async || {
+        let alive = daemon.get("/livez").await.unwrap().0 == 200;
+        (began.elapsed() > Duration::from_secs(4) && alive).then_some(())
+    })
+    .await;
+    holder.batch_execute("COMMIT").await.unwrap();
+    ledger.end_of(batch, SOON).await;
+    eventually(SOON, "the channel is empty", async || {
+        (metric(&daemon, "musterd_batcher_channel_fullness ").await == 0.0).then_some(())
+    })
+    .await;
 }

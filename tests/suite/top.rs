@@ -72,6 +72,15 @@ impl Screen {
         self.parser.lock().unwrap().screen().contents()
     }
 
+    /// Whether anything on it is in another colour than the terminal's own.
+    fn is_coloured(&self) -> bool {
+        let parser = self.parser.lock().unwrap();
+        let (rows, columns) = parser.screen().size();
+        let cells = (0..rows.get()).flat_map(|row| (0..columns.get()).map(move |column| (row, column)));
+        let mut cells = cells.filter_map(|(row, column)| parser.screen().cell(row, column));
+        cells.any(|cell| cell.fgcolor() != vt100::Color::Default || cell.bgcolor() != vt100::Color::Default)
+    }
+
     /// Waits until the screen is as wanted.
     async fn shows(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let found = eventually(SOON, what, async || {
@@ -144,6 +153,7 @@ async fn a_terminal_shows_everything_live_follows_its_size_and_is_given_back() {
     {
         assert!(text.contains(wanted), "{wanted:?} is missing:\n{text}");
     }
+    assert!(screen.is_coloured(), "a worker that is alive is green");
     let waiting = |text: &str| -> Option<String> {
         let line = text.lines().find(|line| line.contains(" default ") && line.contains(" open "))?;
         line.split_whitespace().nth(2).map(str::to_owned)
@@ -176,9 +186,11 @@ async fn a_terminal_shows_everything_live_follows_its_size_and_is_given_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_gives_the_terminal_back() {
     let db = TestDb::new().await;
-    let config = TestConfig::new(&db, "");
-    let screen = Screen::open(&config, &["top"], &[("NO_COLOR", "1")]);
-    screen.shows("the screen", |text| text.contains("Workers (0)")).await;
+    let daemon = Daemon::builder(&db, "").start();
+    daemon.wait_ready().await;
+    let screen = Screen::open(daemon.config(), &["top"], &[("NO_COLOR", "1")]);
+    screen.shows("the screen", |text| text.contains("alive")).await;
+    assert!(!screen.is_coloured(), "{}", screen.text());
     screen.program.signal(Signal::TERM).unwrap();
     assert_eq!(screen.ends_and_gives_the_terminal_back().await, Some(0));
 }
@@ -200,17 +212,47 @@ async fn without_a_terminal_it_is_one_picture_or_one_object() {
     let db = TestDb::new().await;
     let (daemon, ledger) = busy(&db).await;
     ledger.has_results(1, 1, SOON).await;
+    ledger.submit("nobodys", 1).await;
     let text = stdout(&daemon.config().musterd(&["top", "--interval", "1s"]).await);
     assert!(
-        text.contains("Queues (2)") && text.contains("Batches (1)") && !text.contains('\u{1b}'),
+        text.contains("Queues (2)") && text.contains("Batches (2)") && !text.contains('\u{1b}'),
         "{text}"
     );
     assert!(!text.contains("q leave") && rate(&text).is_some(), "{text}");
-    let picture = json(&daemon.config().musterd(&["top", "--json", "--interval", "100ms"]).await);
+    let picture = eventually(SOON, "rows are done between two looks", async || {
+        let picture = json(&daemon.config().musterd(&["top", "--json", "--interval", "1s"]).await);
+        (picture["rows_per_second"].as_f64() > Some(0.0)).then_some(picture)
+    })
+    .await;
     let mut keys: Vec<&String> = picture.as_object().unwrap().keys().collect();
     keys.sort();
     assert_eq!(keys, ["at", "batches", "queues", "rows_per_second", "workers"]);
-    assert_eq!(picture["queues"][0]["name"], "bulk");
-    assert_eq!(picture["batches"][0]["rows"], 1_000_000);
+    // Queues by name, the newest batch first; what moves has a rate and an end, each in its own place.
+    let (queues, batches) = (&picture["queues"], &picture["batches"]);
+    assert_eq!((&queues[0]["name"], &queues[1]["name"]), (&"bulk".into(), &"default".into()));
+    assert_eq!((&batches[0]["command"], &batches[1]["rows"]), (&"nobodys".into(), &1_000_000.into()));
+    for still in [&queues[0], &batches[0]] {
+        assert_eq!(still["rows_per_second"], 0.0, "{picture}");
+    }
+    for moving in [&queues[1], &batches[1]] {
+        assert_eq!(moving["rows_per_second"], picture["rows_per_second"], "{picture}");
+    }
+    assert!(batches[0]["seconds_left"].is_null() && batches[1]["seconds_left"].is_number(), "{picture}");
     assert!(picture["workers"][0]["last_beat_seconds"].is_number(), "{picture}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_are_coloured_on_a_terminal_alone_and_not_if_nobody_wants_it() {
+    let db = TestDb::new().await;
+    let config = TestConfig::new(&db, "");
+    for (environment, coloured) in
+        [(&[][..], true), (&[("NO_COLOR", "")], true), (&[("NO_COLOR", "1")], false)]
+    {
+        let screen = Screen::open(&config, &["doctor"], environment);
+        eventually(SOON, "it ends", async || screen.program.status()).await;
+        eventually(SOON, "its table", async || screen.text().contains("handler noop").then_some(())).await;
+        assert_eq!(screen.is_coloured(), coloured, "{environment:?}: {}", screen.text());
+    }
+    let piped = stdout(&config.musterd(&["doctor"]).await);
+    assert!(piped.contains("handler noop") && !piped.contains('\u{1b}'), "{piped}");
 }

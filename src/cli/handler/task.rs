@@ -1,33 +1,14 @@
 //! A handler tried on a task that is in no database: what it is sent, what it answers, and what that would mean.
 
-use super::{Heard, all_of, show};
+use super::{Heard, all_of, show, verdict::Verdict};
 use crate::cli::{Exit, Global, screen};
 use anyhow::{Context, Result};
 use musterd::{
-    handler::{self, Entry, Spawn, TaskCall, TaskDone, TaskOutcome},
+    handler::{self, Entry, TaskCall},
     json::Json,
     store::tasks::{Task, TaskRef},
 };
-use serde::Serialize;
 use std::time::Instant;
-
-/// What became of the task.
-#[derive(Default, Serialize)]
-struct Verdict {
-    outcome: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<Json>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after: Option<f64>,
-    /// Children it would have.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    spawn: Vec<Spawn>,
-    /// Uncles it would have.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    after: Vec<Spawn>,
-}
 
 pub(super) async fn run(
     name: &str,
@@ -39,11 +20,11 @@ pub(super) async fn run(
     let payload: Json = serde_json::from_str(payload).context("--payload is not JSON")?;
     let task = sample(name, entry, payload);
     let began = Instant::now();
-    let call = TaskCall { task: &task, timeout: entry.config.timeout };
-    let verdict = verdict(handler::run_task(&*entry.handler, call).await);
+    let call = TaskCall { task: &task, timeout: entry.config.timeout, traceparent: None };
+    let verdict = Verdict::of_task(handler::run_task(&*entry.handler, call).await);
     let took = began.elapsed().as_millis() as u64;
     let exchanges = all_of(heard);
-    let good = verdict.outcome == "succeeded";
+    let good = verdict.is_good();
     if global.json {
         screen::json(&serde_json::json!({
             "handler": name, "ok": good, "took_ms": took, "exchanges": exchanges, "task": verdict,
@@ -78,24 +59,8 @@ fn sample(name: &str, entry: &Entry, payload: Json) -> Task {
     }
 }
 
-fn verdict(outcome: TaskOutcome) -> Verdict {
-    let failed = |outcome, error| Verdict { outcome, error: Some(error), ..Verdict::default() };
-    match outcome {
-        TaskOutcome::Done(TaskDone { result, spawn, after }) => {
-            Verdict { outcome: "succeeded", result, spawn, after, ..Verdict::default() }
-        }
-        TaskOutcome::Committed(_) => Verdict { outcome: "succeeded", ..Verdict::default() },
-        TaskOutcome::Failed(error) => failed("failed", error),
-        TaskOutcome::Retry { error, after } => {
-            Verdict { retry_after: after.map(|after| after.as_secs_f64()), ..failed("retry", error) }
-        }
-        TaskOutcome::Postponed { error, .. } => failed("retry", error),
-    }
-}
-
 fn told(verdict: &Verdict) -> String {
-    let result = verdict.result.as_ref().map(Json::text);
-    match verdict.error.as_deref().or(result) {
+    match verdict.said() {
         Some(said) => format!("{}: {said}", verdict.outcome),
         None => verdict.outcome.to_owned(),
     }

@@ -79,6 +79,7 @@ impl CheckLoop {
         let mut open = true;
         while open || desk.has_work() {
             self.pulse.turn();
+            crate::failpoint!("completer.turn");
             desk.start_jobs(&self.completer, &mut jobs);
             let (paused_until, turn) = (desk.paused_until, desk.lane.next_due());
             tokio::select! {

@@ -17,7 +17,7 @@ impl Work<'_> {
             block: self.block.reference,
             attempt: self.block.attempt,
             timeout: self.timeout(),
-            traceparent: self.facts.batch.traceparent.as_deref(),
+            traceparent: self.traceparent,
         };
         let (handler, cancel, now) = (&*self.entry.handler, self.cancel, &self.bench.now);
         tokio::select! {

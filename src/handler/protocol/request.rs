@@ -111,7 +111,7 @@ pub fn task_request(call: &TaskCall<'_>) -> Result<String, serde_json::Error> {
         task: body,
         timeout: call.timeout.as_secs_f64(),
         deadline: deadline(call.timeout),
-        traceparent: task.traceparent.as_deref(),
+        traceparent: call.traceparent,
     };
     serde_json::to_string(&request).map(on_one_line)
 }

@@ -26,8 +26,9 @@ pub(super) async fn guard(
         .map_or("unknown", |path| path.as_str())
         .to_owned();
     let (parts, body) = request.into_parts();
-    let mut response = match admit(&api, peer.0.ip(), &parts).await {
-        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+    let admitted = admit(&api, peer.0.ip(), &parts).await;
+    let mut response = match admitted.and_then(|()| api.request_slot()) {
+        Ok(_slot) => next.run(Request::from_parts(parts, body)).await,
         Err(problem) => problem.into_response(),
     };
     let headers = response.headers_mut();

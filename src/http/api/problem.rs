@@ -97,8 +97,8 @@ impl Problem {
     }
 
     /// As many of these as may be at a time are under way.
-    pub(crate) fn busy(what: &str, key: &str) -> Self {
-        let detail = format!("too many {what} at a time (http.{key}); try again");
+    pub(crate) fn busy(what: &str) -> Self {
+        let detail = format!("too many {what}; try again");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail).retry_after(2)
     }
 }
@@ -124,7 +124,9 @@ impl IntoResponse for Problem {
 impl From<PoolError> for Problem {
     fn from(error: PoolError) -> Self {
         match error {
-            PoolError::Timeout(deadpool_postgres::TimeoutType::Wait) => Self::busy("requests", "connections"),
+            PoolError::Timeout(deadpool_postgres::TimeoutType::Wait) => {
+                Self::busy("requests at a time (http.connections)")
+            }
             error => {
                 tracing::warn!(error = describe(&error), "the API has no connection to the database");
                 Self::unavailable("the database cannot be reached; try again")

@@ -52,6 +52,6 @@ SELECT c.id, c.first + t.n * c.size, LEAST(c.first + (t.n + 1) * c.size - 1, c.l
 RETURNING id, token, batch_id, first_line, last_line, lines, command, attempt, solo,
           -- Of a batch its first line says how long it waited; the others wait for their turn.
           CASE WHEN first_line = 1 THEN EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - (
-               SELECT t.created_at FROM musterd.tasks t WHERE t.id = batch_id))::float8 END AS waited,
+               SELECT t.run_at FROM musterd.tasks t WHERE t.id = batch_id))::float8 END AS waited,
           -- A function that crashes the server must not take its own claim with it, and run for ever.
           CASE WHEN command = ANY ($10::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

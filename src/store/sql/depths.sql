@@ -10,7 +10,7 @@ SELECT q.name AS queue,
   FROM pg_catalog.unnest($1::text[]) q (name)
  CROSS JOIN LATERAL (
        SELECT pg_catalog.sum(o.rows)::bigint AS rows,
-              (SELECT pg_catalog.min(p.created_at) FROM musterd.tasks p WHERE p.id = pg_catalog.min(o.id)) AS oldest
+              (SELECT pg_catalog.min(p.run_at) FROM musterd.tasks p WHERE p.id = pg_catalog.min(o.id)) AS oldest
          FROM (SELECT c.id, c.rows - c.next_line + 1 AS rows FROM musterd.batches c
                 WHERE c.queue = q.name AND c.open AND c.next_line <= c.rows LIMIT $2) o) b
  CROSS JOIN LATERAL (

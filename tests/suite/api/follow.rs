@@ -10,7 +10,7 @@ use crate::suite::support::database::TestDb;
 use crate::suite::support::wait::{eventually, within};
 
 /// The next event: its name and its data.
-async fn event(stream: &mut BufReader<TcpStream>) -> (String, Value) {
+pub(super) async fn event(stream: &mut BufReader<TcpStream>) -> (String, Value) {
     let mut name = String::new();
     loop {
         let mut line = String::new();

@@ -7,6 +7,7 @@ use tokio::net::TcpListener;
 
 use super::caller::{Caller, JSON, NDJSON, PATIENCE};
 use super::{ended, start};
+use crate::suite::handlers::server::{Act, Server};
 use crate::suite::support::config::{finish, json};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
@@ -104,6 +105,10 @@ fn is_whole(request: &[u8]) -> bool {
     request.len() >= head + 4 + length.unwrap_or(0_usize)
 }
 
+fn has(bytes: &[u8], wanted: &[u8]) -> bool {
+    bytes.windows(wanted.len()).any(|some| some == wanted)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn spans_of_the_walk_reach_a_collector_in_the_trace_of_the_submitter() {
     let db = TestDb::new().await;
@@ -119,7 +124,6 @@ async fn spans_of_the_walk_reach_a_collector_in_the_trace_of_the_submitter() {
     ended(&caller, &id).await;
     let task = caller.post("/v1/tasks", &[JSON], r#"{"command":"noop"}"#).await.json(201);
     caller.get(&format!("/v1/tasks/{}", task["id"])).await.json(200);
-    let has = |bytes: &[u8], wanted: &[u8]| bytes.windows(wanted.len()).any(|some| some == wanted);
     let trace: Vec<u8> = hex::decode("4bf92f3577b34da6a3ce929d0e0e4736").unwrap();
     let sent = eventually(PATIENCE, "the spans arrive", async || {
         let sent = kept.lock().unwrap().clone();
@@ -133,4 +137,74 @@ async fn spans_of_the_walk_reach_a_collector_in_the_trace_of_the_submitter() {
     assert!(!has(&sent, b"canary"), "no payload");
     daemon.signal(rustix::process::Signal::TERM);
     assert_eq!(daemon.wait_exit(PATIENCE).await.code(), Some(0));
+}
+
+/// What a handler is called with when spans are sent to `endpoint`: for a row, a task, and a row whose submitter has no trace.
+async fn given_to_handler(db: &TestDb, endpoint: &str, sampler: &str) -> [Option<String>; 3] {
+    let server = Server::start(|request| async move {
+        match request.body["kind"].as_str() {
+            Some("rows") => request.all("succeeded"),
+            _ => Act::Reply(200, r#"{"outcome":"succeeded"}"#.into()),
+        }
+    })
+    .await;
+    let daemon = Daemon::builder(db, &server.config(""))
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        .env("OTEL_BSP_SCHEDULE_DELAY", "100")
+        .env("OTEL_TRACES_SAMPLER", sampler)
+        .start();
+    daemon.wait_ready().await;
+    let (caller, trace) = (Caller::of(&daemon), ("traceparent", TRACE));
+    caller.warm_up().await;
+    for headers in [&[NDJSON, trace][..], &[NDJSON]] {
+        let id = caller.post("/v1/batches?command=work", headers, "1").await.json(201)["id"].clone();
+        assert_eq!(ended(&caller, &id).await["state"], "succeeded");
+    }
+    let id = caller.post("/v1/tasks", &[JSON, trace], r#"{"command":"work"}"#).await.json(201)["id"].clone();
+    told_to_task(&caller, &id).await;
+    // What is left of the spans is sent at its end.
+    daemon.signal(rustix::process::Signal::TERM);
+    assert_eq!(daemon.wait_exit(PATIENCE).await.code(), Some(0));
+    let [row, alone, task] = &server.seen()[..] else { panic!("{:?}", server.seen()) };
+    [row, task, alone].map(|request| {
+        let (header, body) = (request.headers.get("traceparent"), request.body["traceparent"].as_str());
+        assert_eq!(header.map(String::as_str), body);
+        header.cloned()
+    })
+}
+
+/// A span as OTLP writes it, up to its name.
+fn on_the_wire(traceparent: &str, parent: Option<&str>, name: &str) -> Vec<u8> {
+    let parts: Vec<&str> = traceparent.split('-').collect();
+    assert!(parts[0] == "00" && parts[3] == "01", "{traceparent}");
+    let parent = parent.map(|parent| format!("2208{parent}")).unwrap_or_default();
+    let fields = format!("0a10{}1208{}{parent}2a{:02x}", parts[1], parts[2], name.len());
+    [hex::decode(fields).unwrap(), name.as_bytes().to_vec()].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_is_called_as_a_child_of_the_span_that_calls_it() {
+    let db = TestDb::new().await;
+    let (endpoint, kept) = collector().await;
+    let given = given_to_handler(&db, &endpoint, "parentbased_always_on").await;
+    let [row, task, alone] = given.map(|given| given.expect("a handler is always told"));
+    let (trace, submitter) = (&TRACE[3..35], &TRACE[36..52]);
+    assert!(row[3..35] == *trace && task[3..35] == *trace && alone[3..35] != *trace, "{row} {task} {alone}");
+    let spans = [
+        on_the_wire(&row, Some(submitter), "block"),
+        on_the_wire(&task, Some(submitter), "task"),
+        on_the_wire(&alone, None, "block"),
+    ];
+    eventually(PATIENCE, "the spans of the calls arrive", async || {
+        let sent = kept.lock().unwrap().clone();
+        spans.iter().all(|span| has(&sent, span)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_span_that_is_not_sent_is_nobodys_parent() {
+    let db = TestDb::new().await;
+    let given = given_to_handler(&db, &collector().await.0, "always_off").await;
+    assert_eq!(given, [Some(TRACE.to_owned()), Some(TRACE.to_owned()), None]);
 }

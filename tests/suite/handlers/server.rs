@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 /// What the server does with a request.
 #[derive(Debug)]
-pub(super) enum Act {
+pub(crate) enum Act {
     Reply(u16, String),
     ReplyWith(u16, Vec<(&'static str, String)>, String),
     /// Promises more bytes than it sends, then closes.
@@ -25,19 +25,19 @@ pub(super) enum Act {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Request {
-    pub(super) headers: HashMap<String, String>,
-    pub(super) text: String,
-    pub(super) body: Value,
+pub(crate) struct Request {
+    pub(crate) headers: HashMap<String, String>,
+    pub(crate) text: String,
+    pub(crate) body: Value,
 }
 
 impl Request {
-    pub(super) fn lines(&self) -> Vec<i64> {
+    pub(crate) fn lines(&self) -> Vec<i64> {
         self.body["rows"].as_array().unwrap().iter().map(|row| row["line"].as_i64().unwrap()).collect()
     }
 
     /// The reply that says `outcome` of every row.
-    pub(super) fn all(&self, outcome: &str) -> Act {
+    pub(crate) fn all(&self, outcome: &str) -> Act {
         let rows: Vec<Value> = self
             .lines()
             .iter()
@@ -50,15 +50,15 @@ impl Request {
 type Behave = dyn Fn(Request) -> BoxFuture<'static, Act> + Send + Sync;
 
 #[derive(Debug)]
-pub(super) struct Server {
-    pub(super) port: u16,
+pub(crate) struct Server {
+    pub(crate) port: u16,
     seen: Arc<Mutex<Vec<Request>>>,
-    pub(super) busiest: Arc<AtomicUsize>,
+    pub(crate) busiest: Arc<AtomicUsize>,
     accepting: JoinHandle<()>,
 }
 
 impl Server {
-    pub(super) async fn start<F: Future<Output = Act> + Send + 'static>(
+    pub(crate) async fn start<F: Future<Output = Act> + Send + 'static>(
         behave: impl Fn(Request) -> F + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -82,16 +82,16 @@ impl Server {
         Self { port, seen, busiest, accepting }
     }
 
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://127.0.0.1:{}/work", self.port)
     }
 
-    pub(super) fn seen(&self) -> Vec<Request> {
+    pub(crate) fn seen(&self) -> Vec<Request> {
         self.seen.lock().unwrap().clone()
     }
 
     /// `[handlers.work]` of kind http, with more keys after it.
-    pub(super) fn config(&self, more: &str) -> String {
+    pub(crate) fn config(&self, more: &str) -> String {
         format!("[handlers.work]\nkind = \"http\"\nurl = {:?}\ntimeout = \"30s\"\n{more}", self.url())
     }
 }

@@ -118,29 +118,51 @@ async fn effects_equal_results_after_twenty_random_kills() {
     effects_equal_results_after(20).await;
 }
 
+/// Whoever fires a trigger waits here until the test opens it.
+struct Gate(tokio_postgres::Client);
+
+impl Gate {
+    async fn shut(db: &TestDb, trigger: &str) -> Self {
+        let holder = db.client().await;
+        let gate = format!(
+            "CREATE TABLE app.gate (id int PRIMARY KEY); INSERT INTO app.gate VALUES (1);
+             CREATE FUNCTION app.wait() RETURNS trigger LANGUAGE plpgsql
+                 AS $$ BEGIN PERFORM 1 FROM app.gate FOR SHARE; RETURN NULL; END $$;
+             {trigger} EXECUTE FUNCTION app.wait();"
+        );
+        holder.batch_execute(&gate).await.unwrap();
+        holder.batch_execute("BEGIN; SELECT 1 FROM app.gate FOR UPDATE").await.unwrap();
+        Self(holder)
+    }
+
+    async fn is_waited_at(&self) {
+        eventually(SOON, "somebody waits at the gate", async || {
+            let waiting = "SELECT 1 FROM pg_locks
+                            WHERE NOT granted AND transactionid = pg_current_xact_id_if_assigned()::xid LIMIT 1";
+            self.0.query_opt(waiting, &[]).await.unwrap().map(drop)
+        })
+        .await;
+    }
+
+    async fn open(self) {
+        self.0.batch_execute("COMMIT").await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_lost_its_block_leaves_no_effect() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client.batch_execute(FUNCTION).await.unwrap();
     // The first call waits for the test; its block is given to another meanwhile.
-    let gate = "CREATE TABLE app.gate (id int PRIMARY KEY); INSERT INTO app.gate VALUES (1);
-        CREATE FUNCTION app.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 FROM app.gate FOR SHARE; RETURN NULL; END $$;
-        CREATE TRIGGER wait AFTER INSERT ON app.effects FOR EACH STATEMENT EXECUTE FUNCTION app.wait();";
-    client.batch_execute(gate).await.unwrap();
-    let holder = db.client().await;
-    holder.batch_execute("BEGIN; SELECT 1 FROM app.gate FOR UPDATE").await.unwrap();
+    let gate = Gate::shut(&db, "CREATE TRIGGER wait AFTER INSERT ON app.effects FOR EACH STATEMENT").await;
     let daemon = Daemon::builder(&db, &format!("{QUICK}{HANDLER}")).start();
     daemon.wait_ready().await;
     let batch = submit_rows(&client, "work", &serde_json::json!([{ "n": 1 }])).await;
-    eventually(SOON, "the function waits at the gate", async || {
-        let waiting = "SELECT 1 FROM pg_locks WHERE NOT granted";
-        client.query_opt(waiting, &[]).await.unwrap().map(drop)
-    })
-    .await;
+    gate.is_waited_at().await;
     let steal = "UPDATE musterd.blocks SET token = gen_random_uuid() WHERE worker IS NOT NULL";
     assert_eq!(client.execute(steal, &[]).await.unwrap(), 1);
-    holder.batch_execute("COMMIT").await.unwrap();
+    gate.open().await;
     daemon.wait_for_log(SOON, |line| line.contains("effects were rolled back")).await;
     let count: i64 = client.query_one("SELECT count(*) FROM app.effects", &[]).await.unwrap().get(0);
     assert_eq!(count, 0);
@@ -154,13 +176,8 @@ async fn a_lost_reply_to_commit_repeats_no_effect() {
     let client = db.client().await;
     client.batch_execute(FUNCTION).await.unwrap();
     // At COMMIT itself the server waits for the test.
-    let gate = "CREATE TABLE app.gate (id int PRIMARY KEY); INSERT INTO app.gate VALUES (1);
-        CREATE FUNCTION app.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 FROM app.gate FOR SHARE; RETURN NULL; END $$;
-        CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON app.effects DEFERRABLE INITIALLY DEFERRED
-            FOR EACH ROW EXECUTE FUNCTION app.wait();";
-    client.batch_execute(gate).await.unwrap();
-    let holder = db.client().await;
-    holder.batch_execute("BEGIN; SELECT 1 FROM app.gate FOR UPDATE").await.unwrap();
+    let at_commit = "CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON app.effects DEFERRABLE INITIALLY DEFERRED FOR EACH ROW";
+    let gate = Gate::shut(&db, at_commit).await;
     let server = url::Url::parse(db.url()).unwrap();
     let proxy = FaultProxy::start(([127, 0, 0, 1], server.port().unwrap()).into()).await;
     let config = format!("{QUICK}{HANDLER}[database]\nurl = {:?}\n", proxy.rewrite(db.url()));
@@ -168,14 +185,9 @@ async fn a_lost_reply_to_commit_repeats_no_effect() {
     daemon.wait_ready().await;
     let rows = serde_json::json!([{ "n": 100 }, { "n": 101 }, { "n": 102 }]);
     let batch = submit_rows(&client, "work", &rows).await;
-    eventually(SOON, "the commit waits at the gate", async || {
-        let waiting = "SELECT 1 FROM pg_stat_activity
-                        WHERE datname = current_database() AND query = 'COMMIT' AND wait_event_type = 'Lock' LIMIT 1";
-        client.query_opt(waiting, &[]).await.unwrap().map(drop)
-    })
-    .await;
+    gate.is_waited_at().await;
     proxy.set(Fault::HoldReplies);
-    holder.batch_execute("COMMIT").await.unwrap();
+    gate.open().await;
     eventually(SOON, "the server has committed", async || {
         let written = "SELECT 1 FROM musterd.results WHERE batch_id = $1 LIMIT 1";
         client.query_opt(written, &[&batch]).await.unwrap().map(drop)
@@ -219,24 +231,16 @@ async fn a_line_that_has_a_result_by_then_has_no_second_effect() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client.batch_execute(FUNCTION).await.unwrap();
-    let gate = "CREATE FUNCTION app.wait() RETURNS trigger LANGUAGE plpgsql AS $$
-        BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END $$;
-        CREATE TRIGGER wait AFTER INSERT ON app.effects FOR EACH STATEMENT EXECUTE FUNCTION app.wait();
-        SELECT pg_advisory_lock(7)";
-    client.batch_execute(gate).await.unwrap();
+    let gate = Gate::shut(&db, "CREATE TRIGGER wait AFTER INSERT ON app.effects FOR EACH STATEMENT").await;
     let one_block = "block_size = 3\n[queues.default]\nfibers = 1\n";
     let daemon = Daemon::builder(&db, &format!("{QUICK}{HANDLER}{one_block}")).start();
     let rows = serde_json::json!([{ "n": 100 }, { "n": 101 }, { "n": 102 }]);
     let batch = submit_rows(&client, "work", &rows).await;
-    eventually(SOON, "the function waits at the gate", async || {
-        let waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted";
-        client.query_opt(waiting, &[]).await.unwrap().map(drop)
-    })
-    .await;
+    gate.is_waited_at().await;
     // As if a commit whose reply was lost had come through only now.
     let late = "INSERT INTO musterd.results (batch_id, line, state) VALUES ($1, 2, 'succeeded')";
     client.execute(late, &[&batch]).await.unwrap();
-    client.batch_execute("SELECT pg_advisory_unlock(7)").await.unwrap();
+    gate.open().await;
     all_succeeded(&ended(&client, batch).await, 3);
     let lines = "SELECT array_agg(line ORDER BY line) FROM app.effects";
     assert_eq!(client.query_one(lines, &[]).await.unwrap().get::<_, Vec<i32>>(0), [1, 3]);
