@@ -8,6 +8,7 @@ mod suite {
     mod api;
     mod batch_cli;
     mod canary;
+    mod claims;
     mod cli_config;
     mod cli_doctor;
     mod cli_migrate;

@@ -127,6 +127,7 @@ impl Running {
         let mut failures = 0;
         let pulse = self.dispatcher.pulse.clone();
         while let Some((permits, company)) = stop.run_until_cancelled(self.idle_fibers()).await {
+            failpoint!("claim.fibers");
             if stop.is_cancelled() {
                 // The last fibers became idle because of it.
                 return;
