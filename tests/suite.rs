@@ -56,6 +56,7 @@ mod suite {
     mod task_cli;
     mod task_examples;
     mod task_families;
+    mod task_locks;
     mod task_modes;
     mod task_schedules;
     mod task_sql;
