@@ -16,6 +16,7 @@ mod suite {
     mod clocks;
     mod connect;
     mod connect_server;
+    mod connections;
     mod dead;
     mod deploy;
     mod dev;

@@ -29,7 +29,7 @@ pub use parse_error::ParseError;
 pub use session::SessionSettings;
 pub use target::Target;
 pub use tls::{SslMode, TlsError};
-use wire::{Asked, MakeWire};
+use wire::{Asked, Ending, MakeWire};
 
 /// How long a pool may take to hand out, make or check a connection.
 const POOL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -87,7 +87,7 @@ impl Target {
     /// Asks the server to stop what the connection of this token is doing.
     pub async fn cancel(&self, token: &tokio_postgres::CancelToken) -> Result<(), ConnectError> {
         let (_, tls) = self.driver("")?;
-        let asked = token.cancel_query(tls).await;
+        let asked = token.cancel_query(MakeWire { ending: Ending::WhenHeard, ..tls }).await;
         asked.map_err(|source| ConnectError::failed(self, source))
     }
 
@@ -140,7 +140,7 @@ impl Target {
         if driver.get_application_name().is_none() {
             driver.application_name(application_name);
         }
-        let mut wire = MakeWire { tls: self.tls.connector()?, translated: None };
+        let mut wire = MakeWire { tls: self.tls.connector()?, translated: None, ending: Ending::AtOnce };
         if self.unnamed {
             let (mode, negotiation) = (driver.get_ssl_mode(), driver.get_ssl_negotiation());
             wire.translated = Some(Asked { mode, negotiation });

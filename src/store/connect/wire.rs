@@ -43,12 +43,24 @@ pub(super) struct MakeWire {
     pub(super) tls: MakeRustlsConnect,
     /// `None`: the driver negotiates, and nothing is translated.
     pub(super) translated: Option<Asked>,
+    pub(super) ending: Ending,
+}
+
+/// How a stream that is translated ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// When we say so.
+    #[default]
+    AtOnce,
+    /// When the other side closes. A pooler drops the request of somebody who has gone before it was passed on.
+    WhenHeard,
 }
 
 /// Makes one stream.
 pub(super) struct WireConnect {
     tls: RustlsConnector,
     translated: Option<Asked>,
+    ending: Ending,
 }
 
 impl std::fmt::Debug for WireConnect {
@@ -64,7 +76,7 @@ impl MakeTlsConnect<Socket> for MakeWire {
 
     fn make_tls_connect(&mut self, domain: &str) -> Result<WireConnect, Refusal> {
         let tls = MakeTlsConnect::<Socket>::make_tls_connect(&mut self.tls, domain)?;
-        Ok(WireConnect { tls, translated: self.translated })
+        Ok(WireConnect { tls, translated: self.translated, ending: self.ending })
     }
 }
 
@@ -76,10 +88,11 @@ impl TlsConnect<Socket> for WireConnect {
     fn connect(self, socket: Socket) -> Self::Future {
         Box::pin(async move {
             let Some(asked) = self.translated else {
-                return Ok(Wire::over(Medium::Tls(Box::new(self.tls.connect(socket).await?)), None));
+                let medium = Medium::Tls(Box::new(self.tls.connect(socket).await?));
+                return Ok(Wire::over(medium, None, self.ending));
             };
             let medium = negotiate(socket, self.tls, asked).await?;
-            Ok(Wire::over(medium, Some(Box::default())))
+            Ok(Wire::over(medium, Some(Box::default()), self.ending))
         })
     }
 }
@@ -114,6 +127,7 @@ enum Medium {
 pub struct Wire {
     medium: Medium,
     translation: Option<Box<Unnamed>>,
+    ending: Ending,
     outgoing: BytesMut,
     received: BytesMut,
     incoming: BytesMut,
@@ -126,9 +140,22 @@ impl std::fmt::Debug for Wire {
 }
 
 impl Wire {
-    fn over(medium: Medium, translation: Option<Box<Unnamed>>) -> Self {
+    fn over(medium: Medium, translation: Option<Box<Unnamed>>, ending: Ending) -> Self {
         let (outgoing, received, incoming) = Default::default();
-        Self { medium, translation, outgoing, received, incoming }
+        Self { medium, translation, ending, outgoing, received, incoming }
+    }
+
+    /// Reads until the other side has closed; whatever it says.
+    fn hear_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.medium.pin().poll_flush(cx))?;
+        loop {
+            self.received.clear();
+            self.received.reserve(CHUNK);
+            match ready!(tokio_util::io::poll_read_buf(self.medium.pin(), cx, &mut self.received)) {
+                Ok(0) | Err(_) => return Poll::Ready(Ok(())),
+                Ok(_) => {}
+            }
+        }
     }
 
     /// Gives the server what it has not got yet, down to `left` bytes.
@@ -207,6 +234,9 @@ impl AsyncWrite for Wire {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         ready!(this.drain(cx, 0))?;
+        if this.ending == Ending::WhenHeard {
+            ready!(this.hear_out(cx))?;
+        }
         this.medium.pin().poll_shutdown(cx)
     }
 }
