@@ -19,6 +19,7 @@ mod suite {
     mod connections;
     mod dead;
     mod deploy;
+    mod deploy_names;
     mod dev;
     mod drain;
     mod examples;
