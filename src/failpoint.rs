@@ -1,7 +1,7 @@
 //! Crashes, errors and waits at named steps, for tests: compiled in only with the feature `failpoints`.
 //!
 //! `MUSTERD_FAILPOINTS="flush.committed=abort;complete.counted=sleep(200ms)"`, each optionally with `N*` in front:
-//! only the N-th time.
+//! only the N-th time. `gate(FILE)` waits until there is such a file.
 
 /// Does what the environment asks for at this step; nothing in a release.
 #[macro_export]
@@ -19,6 +19,7 @@ pub use enabled::hit;
 mod enabled {
     use std::{
         collections::HashMap,
+        path::PathBuf,
         sync::{LazyLock, Mutex},
         time::Duration,
     };
@@ -28,6 +29,7 @@ mod enabled {
         Abort,
         Panic,
         Sleep(Duration),
+        Gate(PathBuf),
     }
 
     #[derive(Debug)]
@@ -53,10 +55,11 @@ mod enabled {
         let action = match action {
             "abort" => Action::Abort,
             "panic" => Action::Panic,
-            other => {
-                let wait = other.strip_prefix("sleep(")?.strip_suffix(')')?;
-                Action::Sleep(humantime::parse_duration(wait).ok()?)
-            }
+            other => match other.strip_suffix(')')?.split_once('(')? {
+                ("sleep", wait) => Action::Sleep(humantime::parse_duration(wait).ok()?),
+                ("gate", file) => Action::Gate(file.into()),
+                _ => return None,
+            },
         };
         Some((name.trim().to_owned(), Armed { action, only_visit, visits: 0 }))
     }
@@ -79,6 +82,12 @@ mod enabled {
             Some(Action::Sleep(wait)) => {
                 tracing::warn!(failpoint = name, ?wait, "sleeping on purpose");
                 tokio::time::sleep(wait).await;
+            }
+            Some(Action::Gate(file)) => {
+                tracing::warn!(failpoint = name, "waiting at a gate on purpose");
+                while !file.exists() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
             }
         }
     }

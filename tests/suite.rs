@@ -8,6 +8,7 @@ mod suite {
     mod api;
     mod batch_cli;
     mod canary;
+    mod claims;
     mod cli_config;
     mod cli_doctor;
     mod cli_migrate;
@@ -15,8 +16,10 @@ mod suite {
     mod clocks;
     mod connect;
     mod connect_server;
+    mod connections;
     mod dead;
     mod deploy;
+    mod deploy_names;
     mod dev;
     mod drain;
     mod examples;
@@ -55,6 +58,7 @@ mod suite {
     mod task_cli;
     mod task_examples;
     mod task_families;
+    mod task_locks;
     mod task_modes;
     mod task_schedules;
     mod task_sql;

@@ -238,13 +238,15 @@ impl<W: Claimed> Dispatcher<W> {
             return Ok(0);
         }
         // Waiting for a fiber may be cut short; a claim that has begun is finished, for what it claimed must be started.
-        match stop.run_until_cancelled(self.idle_fibers()).await {
-            // The last fibers may have become idle because of the stop.
-            Some((permits, company)) if !stop.is_cancelled() => {
-                pulse.outside(self.claim_for(permits, company)).await
-            }
-            _ => Ok(0),
+        let Some((permits, company)) = stop.run_until_cancelled(self.idle_fibers()).await else {
+            return Ok(0);
+        };
+        failpoint!("claim.fibers");
+        // The last fibers may have become idle because of the stop.
+        if stop.is_cancelled() {
+            return Ok(0);
         }
+        pulse.outside(self.claim_for(permits, company)).await
     }
 
     /// Waits until a fiber is idle, outcomes can be written, the lease is valid and nobody is to be alone; takes as many

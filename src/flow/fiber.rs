@@ -172,7 +172,7 @@ impl Bench {
             .number("batch", block.reference.batch)
             .number("first_line", i64::from(block.first))
             .number("attempt", i64::from(block.attempt));
-        let traceparent = span.or_parent(facts.traceparent.as_deref());
+        let traceparent = span.or_parent(facts.batch.traceparent.as_deref());
         let mut work = Work {
             bench: self,
             block: &block,

@@ -22,29 +22,66 @@ use crate::suite::support::work::Ledger;
 const SOON: Duration = Duration::from_secs(60);
 
 /// What a runtime does: a read-only root, a scratch directory, the devices that every container has, process 1, the user of
-/// the Dockerfile, no new privileges.
+/// the Dockerfile, no new privileges. What is mounted keeps the options it has: only root may take them away.
 const RUNTIME: &str = r#"
 set -e
 mount --bind "$ROOT" "$ROOT"
+options=$(findmnt -no VFS-OPTIONS --mountpoint "$ROOT" | sed 's/^rw/ro/')
 mount -t tmpfs devices "$ROOT/dev"
 for device in null zero full random urandom tty; do
     touch "$ROOT/dev/$device"
     mount --bind "/dev/$device" "$ROOT/dev/$device"
 done
-mount -t tmpfs -o uid=65532,gid=65532,mode=0750 scratch "$ROOT/var/lib/musterd"
+mount -t tmpfs -o "uid=$OWNER,gid=$OWNER,mode=0750" scratch "$ROOT/var/lib/musterd"
 mount -t proc proc "$ROOT/proc"
-mount -o remount,bind,ro "$ROOT"
-exec setpriv --no-new-privs chroot --userspec=65532:65532 "$ROOT" /musterd "$@"
+mount -o "remount,bind,$options" "$ROOT"
+exec setpriv --no-new-privs $ENTER /musterd "$@"
 "#;
 
-/// Namespaces need root, and a kernel that lets it have them.
-fn may_unshare() -> bool {
-    let may = rustix::process::geteuid().is_root()
-        && Command::new("unshare").args(["-mpf", "true"]).status().is_ok_and(|status| status.success());
-    if !may {
-        println!("SKIPPED: no namespaces for this user");
+/// Who makes the namespaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Maker {
+    Root,
+    /// Anybody, in a namespace of users: root in it is he himself outside, and so is, one further in, 65532.
+    Anybody,
+}
+
+impl Maker {
+    /// `None`: the kernel, or what we run in, does not let this user have them.
+    fn find() -> Option<Self> {
+        let maker = if rustix::process::geteuid().is_root() { Self::Root } else { Self::Anybody };
+        let mut probe = maker.command("mount -t proc proc /proc && $ENTER true", Path::new("/"));
+        let may = probe.output().is_ok_and(|output| output.status.success());
+        if !may {
+            println!("SKIPPED: no namespaces for this user");
+        }
+        may.then_some(maker)
     }
-    may
+
+    fn command(self, script: &str, root: &Path) -> Command {
+        let (namespaces, owner, enter) = match self {
+            Self::Root => ("-mpf", "65532", "chroot --userspec=65532:65532"),
+            Self::Anybody => ("-Urmpf", "0", "unshare -U --map-user=65532 --map-group=65532 --wd=/ --root"),
+        };
+        let mut command = Command::new("unshare");
+        command.args([namespaces, "--kill-child", "sh", "-c", script, "sh"]);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("ROOT", root).env("OWNER", owner).env("ENTER", format!("{enter} {}", root.display()));
+        command
+    }
+
+    /// The user of a process as the container sees it.
+    fn user_of(self, process: Pid) -> String {
+        let file = |name: &str| {
+            std::fs::read_to_string(format!("/proc/{}/{name}", process.as_raw_nonzero())).unwrap()
+        };
+        let (status, map) = (file("status"), file("uid_map"));
+        let outside = status.lines().find_map(|line| line.strip_prefix("Uid:\t")).unwrap();
+        match self {
+            Self::Root => outside.split('\t').next().unwrap().to_owned(),
+            Self::Anybody => map.split_whitespace().next().unwrap().to_owned(),
+        }
+    }
 }
 
 /// A root file system to start from: that of the image, or one that serves as well.
@@ -87,9 +124,7 @@ async fn first_process(runtime: u32) -> Pid {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn as_process_1_without_rights_on_a_read_only_root_it_works_and_drains() {
-    if !may_unshare() {
-        return;
-    }
+    let Some(maker) = Maker::find() else { return };
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
     let dir = root_file_system();
@@ -100,10 +135,8 @@ async fn as_process_1_without_rights_on_a_read_only_root_it_works_and_drains() {
     let config = TestConfig::new(&db, &toml);
     std::fs::copy(config.file(), dir.join("etc/musterd/musterd.toml")).unwrap();
 
-    let mut command = Command::new("unshare");
-    command.args(["-mpf", "--kill-child", "sh", "-c", RUNTIME, "sh"]);
+    let mut command = maker.command(RUNTIME, &dir);
     command.args(["run", "--config", "/etc/musterd/musterd.toml"]);
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("ROOT", &dir);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut tether = Tether::spawn(command, Signal::KILL).unwrap();
     let log = Log::default();
@@ -122,7 +155,7 @@ async fn as_process_1_without_rights_on_a_read_only_root_it_works_and_drains() {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap();
     let line = |name: &str| status.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
     assert!(line("NSpid:").ends_with("\t1"), "{}", line("NSpid:"));
-    assert_eq!(line("Uid:"), "Uid:\t65532\t65532\t65532\t65532");
+    assert_eq!(maker.user_of(process), "65532");
     assert_eq!(line("CapEff:"), "CapEff:\t0000000000000000");
     let mounts = std::fs::read_to_string(format!("/proc/{}/mounts", process.as_raw_nonzero())).unwrap();
     let of_root = mounts.lines().find(|line| line.split(' ').nth(1) == Some("/")).unwrap();

@@ -2,16 +2,21 @@
 
 use std::time::Duration;
 
-use rustix::process::Signal;
+use musterd::store::connect::Target;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use url::Url;
 
 use crate::suite::support::config::{TestConfig, json, stderr};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::manifests::has;
-use crate::suite::support::pgbouncer::{self, PgBouncer, SESSIONS};
+use crate::suite::support::pgbouncer::{self, PgBouncer};
+use crate::suite::support::services;
 use crate::suite::support::sql::value;
-use crate::suite::support::wait::eventually;
-use crate::suite::support::worker::{ask, ended};
+use crate::suite::support::tasks::{RUNNING_PROCEDURES, becomes};
+use crate::suite::support::wait::within;
+use crate::suite::support::worker::ask;
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -87,91 +92,56 @@ async fn a_migration_does_not_go_through_a_pooler() {
     assert_eq!(value(&client, count).await, "1");
 }
 
-/// Everything that opens connections, at once: rows, outputs, sql handlers, retries, families.
-const BUSY: &str = r#"
-[queues.default]
-fibers = 16
-[retry]
-base = "10ms"
-max = "20ms"
-[handlers.flaky]
-kind = "builtin"
-builtin = "fail"
-rate = 0.2
-[handlers.plan]
-kind = "sql"
-procedure = "app.plan"
-[handlers.twice]
-kind = "sql"
-function = "app.twice"
-block_size = 20
-"#;
-
-const ROUTINES: &str = "
-CREATE SCHEMA app;
-CREATE PROCEDURE app.plan(task bigint, payload jsonb) LANGUAGE sql AS $$
-    SELECT musterd.spawn('echo', '{}', task) FROM generate_series(1, 3) $$;
-CREATE FUNCTION app.twice(batch bigint, context jsonb, rows jsonb)
-RETURNS TABLE (line int, outcome text, result jsonb, error text) LANGUAGE sql AS $$
-    SELECT r.line, 'succeeded', to_jsonb(r.input * 2), NULL::text
-      FROM jsonb_to_recordset(rows) AS r (line int, input int) $$;";
-
-/// The most sessions that `replicas` had at a time while they worked through everything.
-async fn most_sessions(db: &TestDb, database: &str, replicas: usize) -> (i64, i64) {
-    let client = db.client().await;
-    client.batch_execute(ROUTINES).await.unwrap();
-    let toml = format!("{BUSY}\n[database]\n{database}");
-    let daemons: Vec<Daemon> =
-        (0..replicas).map(|_| Daemon::builder(db, &toml).log("warn").start()).collect();
-    for daemon in &daemons {
-        daemon.wait_ready().await;
-    }
-    let mut batches = Vec::new();
-    for round in 0..12 {
-        let command = ["echo", "flaky", "twice"][round % 3];
-        let sql = "SELECT musterd.submit_batch($1, ARRAY (SELECT to_jsonb(g) FROM generate_series(1, 400) g), max_failed => 400)";
-        batches.push(client.query_one(sql, &[&command]).await.unwrap().get::<_, i64>(0));
-        client.execute("SELECT musterd.enqueue('plan') FROM generate_series(1, 5)", &[]).await.unwrap();
-    }
-    let count = "SELECT count(*), count(*) FILTER (WHERE application_name IN ('musterd listen', 'musterd heartbeat'))
-                   FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
-                    AND pid <> pg_backend_pid()";
-    let mut most = (0, 0);
-    eventually(SOON * 2, "everything ends", async || {
-        let row = client.query_one(count, &[]).await.unwrap();
-        most = (most.0.max(row.get(0)), most.1.max(row.get(1)));
-        let open = "SELECT count(*) FROM musterd.tasks WHERE state NOT IN ('succeeded', 'failed')";
-        (ask::<i64>(&client, open).await == 0).then_some(())
-    })
-    .await;
-    for batch in batches {
-        let end = ended(&client, batch).await;
-        assert_eq!(end.state, "succeeded", "{end:?}");
-    }
-    for daemon in &daemons {
-        daemon.signal(Signal::TERM);
-    }
-    for daemon in &daemons {
-        assert!(daemon.wait_exit(SOON).await.success());
-    }
-    most
-}
-
-/// The figures of docs/deployment.md.
+/// What was begun through the pooler is stopped through it; without that the server would go on for an hour.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_connections_of_a_replica_are_bounded_with_a_pooler_and_without() {
+async fn an_aborted_procedure_is_cancelled_through_a_pooler() {
     if !has("pgbouncer") {
         return;
     }
-    let direct = TestDb::new().await;
-    let (all, _) = most_sessions(&direct, "max_connections = 9\nsql_connections = 3", 2).await;
-    assert!(all <= 2 * (9 + 3), "{all} sessions of two replicas");
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let sleep = "CREATE PROCEDURE public.forever(bigint, jsonb) LANGUAGE sql AS 'SELECT pg_sleep(3600)'";
+    client.batch_execute(sleep).await.unwrap();
+    let toml = format!(
+        "[database]\nurl = {:?}\ndirect_url = {:?}\n\
+         [handlers.forever]\nkind = \"sql\"\nprocedure = \"public.forever\"\ntimeout = \"2h\"",
+        pgbouncer::shared().url(&db),
+        db.url()
+    );
+    let daemon = Daemon::builder(&db, &toml).start();
+    daemon.wait_ready().await;
+    let task: i64 = ask(&client, "SELECT musterd.enqueue('forever')").await;
+    becomes(&client, RUNNING_PROCEDURES, "1").await;
+    assert_eq!(value(&client, &format!("SELECT musterd.abort({task})")).await, "aborted");
+    becomes(&client, RUNNING_PROCEDURES, "0").await;
+}
 
-    let pooled = TestDb::new().await;
-    let url = pgbouncer::shared().url(&pooled);
-    let database =
-        format!("url = {url:?}\ndirect_url = {:?}\nmax_connections = 9\nsql_connections = 3", pooled.url());
-    let (all, own) = most_sessions(&pooled, &database, 2).await;
-    assert_eq!(own, 2 * 2, "each replica listens and beats past the pooler");
-    assert!(all <= i64::from(SESSIONS) + 2 * 2, "{all} sessions of two replicas behind a pooler");
+/// A pooler that has not passed a request on yet forgets it when whoever asked has gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_for_a_query_to_be_cancelled_stays_until_it_was_heard() {
+    let db = TestDb::new().await;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let mut url = Url::parse(db.url()).unwrap();
+    url.set_port(Some(listener.local_addr().unwrap().port())).unwrap();
+    let target = Target::parse(url.as_str()).unwrap().unnamed();
+    let asking = async {
+        let client = target.open("test").await.unwrap();
+        target.cancel(&client.cancel_token()).await.unwrap();
+        client.close().await;
+    };
+    let pooler = async {
+        let (mut first, _) = listener.accept().await.unwrap();
+        let mut server = TcpStream::connect(("127.0.0.1", services::postgres().port())).await.unwrap();
+        let request = async {
+            let (mut second, _) = listener.accept().await.unwrap();
+            second.read_exact(&mut [0; 8]).await.unwrap();
+            second.write_all(b"N").await.unwrap();
+            second.read_exact(&mut [0; 16]).await.unwrap();
+            // Nothing more comes, not even the end: there is no event to wait for.
+            let more = tokio::time::timeout(Duration::from_secs(1), second.read_u8()).await;
+            assert!(more.is_err(), "it did not stay: {more:?}");
+        };
+        let (_, ()) = tokio::join!(copy_bidirectional(&mut first, &mut server), request);
+    };
+    within(SOON, async { tokio::join!(asking, pooler) }).await;
 }

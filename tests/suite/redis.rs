@@ -1,6 +1,6 @@
 //! S15: nothing in Redis, and no Redis, harms anybody. And the kinds of Redis there are.
 
-use fred::prelude::{ClientLike, ConfigInterface, KeysInterface, SetsInterface};
+use fred::prelude::{ClientLike, ConfigInterface, Expiration, KeysInterface, SetsInterface};
 use rustix::process::Signal;
 
 use crate::suite::alive::redis_client;
@@ -124,6 +124,32 @@ impl Garbage for fred::clients::Client {
         // A worker may have written the key again meanwhile; then it is as it should be.
         let _ = self.hset::<i64, _, _>(key, ("field", "value")).await;
     }
+}
+
+/// Two witnesses: as long as one of them speaks for a worker, it lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_silent_in_postgresql_and_beats_in_redis_is_left_in_peace() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let redis = services::own_redis();
+    let client = redis_client(&redis.url()).await;
+    // Struck off by the judge once it can ask Redis; before, PostgreSQL's word alone would do.
+    let (registry, gone) = ("MUSTER_WORKER_REGISTRY", "gone-1-1");
+    client.sadd::<i64, _, _>(registry, gone).await.unwrap();
+    let judge = Daemon::builder(&db, &config(&redis.url(), BUSY)).start();
+    eventually(SOON, "the judge asks Redis", async || {
+        (!client.sismember::<bool, _, _>(registry, gone).await.unwrap()).then_some(())
+    })
+    .await;
+    let beat = "MUSTER_{silent-1-1}_HEARTBEAT";
+    client.set::<(), _, _>(beat, "alive", Some(Expiration::EX(600)), None, false).await.unwrap();
+    let silent = "INSERT INTO musterd.workers (id, host, pid, version, seen_at)
+         VALUES ('silent-1-1', 'h', 1, 'v', now() - interval '1 hour')";
+    ledger.client.execute(silent, &[]).await.unwrap();
+    judge.wait_for_log(SOON, |line| line.contains("alive in Redis; left in peace")).await;
+    assert_eq!(ledger.dead().await, 0);
+    client.del::<i64, _>(beat).await.unwrap();
+    ledger.worker_is("silent-1-1", "dead", SOON).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

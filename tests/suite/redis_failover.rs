@@ -59,10 +59,12 @@ impl Site {
     async fn are_listed(&self, port: u16) {
         for daemon in &self.daemons {
             let worker = self.ledger.worker_of(daemon).await;
+            // Struck off by hand: only one who reaches the new master comes back.
+            eventually(SOON * 2, "there is a master to strike it off", async || {
+                cli(port, &["-c", "srem", "MUSTER_WORKER_REGISTRY", &worker]).trim().parse::<u8>().ok()
+            })
+            .await;
             eventually(SOON * 2, "the worker writes itself into the registry again", async || {
-                // Struck off by hand: only one who reaches the new master comes back.
-                cli(port, &["-c", "srem", "MUSTER_WORKER_REGISTRY", &worker]);
-                tokio::time::sleep(Duration::from_millis(700)).await;
                 cli(port, &["-c", "smembers", "MUSTER_WORKER_REGISTRY"]).contains(&worker).then_some(())
             })
             .await;

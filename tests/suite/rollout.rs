@@ -213,6 +213,7 @@ async fn a_rollout_waits_for_the_migration_and_changes_nothing_itself() {
 async fn replicas_with_other_handlers_claim_what_they_can_and_the_rest_waits_for_whoever_can() {
     let db = TestDb::new().await;
     let client = db.client().await;
+    let ledger = Ledger::open(&db).await;
     let handler = |name: &str| format!("[handlers.{name}]\nkind = \"builtin\"\nbuiltin = \"echo\"\n");
     let old = Daemon::builder(&db, &handler("resize")).start();
     let new = Daemon::builder(&db, &format!("{}{}", handler("resize"), handler("crop"))).start();
@@ -227,7 +228,6 @@ async fn replicas_with_other_handlers_claim_what_they_can_and_the_rest_waits_for
     }
     let stranger = submit(&client, "sharpen", 10, "").await;
     let task: i64 = ask(&client, "SELECT musterd.enqueue('sharpen')").await;
-    let ledger = Ledger::of(client).await;
     for (_, batch) in &batches {
         assert_eq!(ledger.end_of(*batch, SOON).await, End::succeeded(500));
     }
@@ -241,6 +241,9 @@ async fn replicas_with_other_handlers_claim_what_they_can_and_the_rest_waits_for
         let answer = json(&old.config().musterd(&[args[0], args[1], args[2], "--json"]).await).to_string();
         assert!(answer.contains("no_handler"), "{answer}");
     }
+    let strange = "SELECT count(*) FROM public.claims c JOIN musterd.batches b ON b.id = c.batch
+                     JOIN musterd.workers w ON w.id = c.worker WHERE b.command <> ALL (w.commands)";
+    assert_eq!(ledger.number(strange).await, 0, "rows were claimed by who cannot run them");
     let touched = "SELECT (SELECT count(*) FROM musterd.results WHERE state <> 'succeeded')
                         + (SELECT count(*) FROM musterd.tasks WHERE attempt <> 1)";
     assert_eq!(ledger.number(touched).await, 0);

@@ -14,6 +14,7 @@ use crate::suite::support::database::TestDb;
 use crate::suite::support::tasks::{
     Asked, QUICK, Script, Worker, becomes, end_of, field, number, text, texts,
 };
+use crate::suite::support::wait::eventually;
 
 fn child(command: &str, key: Option<&str>) -> Spawn {
     Spawn { command: command.into(), child_key: key.map(str::to_owned), ..Spawn::default() }
@@ -243,14 +244,10 @@ async fn families(parents: i64, patience: std::time::Duration) {
         .await
         .unwrap();
     let all = parents * 9;
-    while number(&client, "SELECT count(*) FROM app.ends").await < all {
-        assert!(
-            began.elapsed() < patience,
-            "{:?}",
-            texts(&client, "SELECT command, state, count(*) FROM musterd.tasks GROUP BY 1, 2").await
-        );
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+    eventually(patience, "every task has ended", async || {
+        (number(&client, "SELECT count(*) FROM app.ends").await >= all).then_some(())
+    })
+    .await;
     let took = began.elapsed();
     println!(
         "{parents} parents × 8 children on 3 replicas: {took:.1?}, {:.0} tasks/s",

@@ -9,7 +9,7 @@ fn token(id: i64) -> String {
 }
 
 /// A task in any state; a running one is held with [`token`].
-async fn task(db: &TestDb, columns: &str, values: &str) -> i64 {
+pub(crate) async fn task(db: &TestDb, columns: &str, values: &str) -> i64 {
     let client = db.client().await;
     let sql = format!("INSERT INTO musterd.tasks (command, {columns}) VALUES ('c', {values}) RETURNING id");
     let id = number(&client, &sql).await;
@@ -22,7 +22,7 @@ async fn task(db: &TestDb, columns: &str, values: &str) -> i64 {
 }
 
 /// A waiting parent and its children in these states.
-async fn family(db: &TestDb, on_child_failure: &str, children: &[&str]) -> (i64, Vec<i64>) {
+pub(crate) async fn family(db: &TestDb, on_child_failure: &str, children: &[&str]) -> (i64, Vec<i64>) {
     let parent = task(db, "state, on_child_failure", &format!("'waiting', '{on_child_failure}'")).await;
     let mut ids = Vec::new();
     for state in children {
@@ -31,7 +31,7 @@ async fn family(db: &TestDb, on_child_failure: &str, children: &[&str]) -> (i64,
     (parent, ids)
 }
 
-fn finish_with(id: i64, outcome: &str, spawn: &str, after: &str) -> String {
+pub(crate) fn finish_with(id: i64, outcome: &str, spawn: &str, after: &str) -> String {
     format!(
         "SELECT f.task_state FROM musterd.finish_tasks(ARRAY[
            ROW({id}, '{}', '{outcome}', NULL, NULL, 0, {spawn}, {after})::musterd.task_outcome]) f",
@@ -43,7 +43,7 @@ fn finish(id: i64, outcome: &str) -> String {
     finish_with(id, outcome, "NULL", "NULL")
 }
 
-fn complete(id: i64) -> String {
+pub(crate) fn complete(id: i64) -> String {
     format!("SELECT musterd.complete_scope({id})")
 }
 

@@ -27,16 +27,10 @@ async fn outlasts(db: &TestDb, toml: &str, breaking: &str, mending: &str) {
     })
     .await;
     client.batch_execute(breaking).await.unwrap();
-    eventually(PATIENCE, "several flushes failed", async || {
-        (worker.metric("musterd_batcher_rollbacks_total").await >= 3.0).then_some(())
-    })
-    .await;
+    flushes_fail(&worker, 3.0).await;
     assert!(!worker.is_ready().await);
     let at_rest = at_rest(&worker).await;
-    eventually(PATIENCE, "further flushes failed", async || {
-        (worker.metric("musterd_batcher_rollbacks_total").await >= 5.0).then_some(())
-    })
-    .await;
+    flushes_fail(&worker, 2.0).await;
     assert_eq!(worker.metric("musterd_blocks_claimed_total").await, at_rest, "claims go on");
     client.batch_execute(mending).await.unwrap();
     assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 3_000, 0, 0));
@@ -46,13 +40,19 @@ async fn outlasts(db: &TestDb, toml: &str, breaking: &str, mending: &str) {
     assert_accounts_balance(&client).await;
 }
 
-/// The number of blocks claimed, once it does not change any more.
+/// Waits until so many more flushes have failed.
+async fn flushes_fail(worker: &Worker, count: f64) {
+    let failed = async || worker.metric("musterd_batcher_rollbacks_total").await;
+    let wanted = failed().await + count;
+    eventually(PATIENCE, "flushes fail", async || (failed().await >= wanted).then_some(())).await;
+}
+
+/// The number of blocks claimed, once it does not change from one failed flush to the next.
 async fn at_rest(worker: &Worker) -> f64 {
-    let mut last = -1.0;
     eventually(PATIENCE, "claims have stopped", async || {
         let claimed = worker.metric("musterd_blocks_claimed_total").await;
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        (std::mem::replace(&mut last, claimed) == claimed).then_some(claimed)
+        flushes_fail(worker, 1.0).await;
+        (worker.metric("musterd_blocks_claimed_total").await == claimed).then_some(claimed)
     })
     .await
 }
