@@ -287,13 +287,35 @@ COMMENT ON FUNCTION musterd.check_row_array(jsonb[]) IS 'Internal: refuses what 
 CREATE FUNCTION musterd.row_array(p_rows jsonb) RETURNS jsonb[]
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF jsonb_typeof(p_rows) IS DISTINCT FROM 'array' THEN
-        RAISE EXCEPTION 'rows is a JSON %, expected an array', COALESCE(jsonb_typeof(p_rows), 'nothing')
-            USING ERRCODE = 'invalid_parameter_value';
+    IF p_rows IS NULL THEN
+        RAISE EXCEPTION 'rows is null: give a JSON array; an empty batch has an empty one'
+            USING ERRCODE = 'null_value_not_allowed';
+    ELSIF jsonb_typeof(p_rows) <> 'array' THEN
+        RAISE EXCEPTION 'rows is a JSON %, expected an array', jsonb_typeof(p_rows)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'One row is an array of one. An SQL array as a literal needs its type: ''{…}''::jsonb[].';
     END IF;
     RETURN ARRAY (SELECT e.value FROM jsonb_array_elements(p_rows) WITH ORDINALITY e (value, line) ORDER BY e.line);
 END $$;
 COMMENT ON FUNCTION musterd.row_array(jsonb) IS 'Internal: the elements of a JSON array.';
+
+CREATE FUNCTION musterd.row_array(p_rows text) RETURNS jsonb[]
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_rows jsonb;
+BEGIN
+    BEGIN
+        v_rows := p_rows::jsonb;
+    EXCEPTION
+        -- The server's details quote the text, which may be a secret; its message does not.
+        WHEN data_exception OR program_limit_exceeded THEN
+            RAISE EXCEPTION 'rows is not JSON that can be stored: %', SQLERRM
+                USING ERRCODE = 'invalid_parameter_value',
+                      HINT = 'Rows given as text are a JSON array. An SQL array as a literal needs its type: ''{…}''::jsonb[].';
+    END;
+    RETURN musterd.row_array(v_rows);
+END $$;
+COMMENT ON FUNCTION musterd.row_array(text) IS 'Internal: the elements of a JSON array that is still text.';
 
 CREATE FUNCTION musterd.submit_batch(command text, rows jsonb[], queue text DEFAULT NULL, context jsonb DEFAULT '{}',
                                      priority int DEFAULT NULL, idempotency_key text DEFAULT NULL,
@@ -345,6 +367,39 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.submit_batch(text, jsonb, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
     'The same, with the rows as one JSON array.';
+
+CREATE FUNCTION musterd.submit_batch(command text, rows json, queue text DEFAULT NULL, context jsonb DEFAULT '{}',
+                                     priority int DEFAULT NULL, idempotency_key text DEFAULT NULL,
+                                     hold boolean DEFAULT false, max_attempts int DEFAULT NULL,
+                                     row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
+                                     max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
+                                     on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
+                                     traceparent text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.submit_batch(command, musterd.row_array(submit_batch.rows::text), queue, context, priority, idempotency_key,
+                                hold, max_attempts, row_timeout, max_failed, max_failed_percent, on_done, on_budget,
+                                parent_id, traceparent);
+END $$;
+COMMENT ON FUNCTION musterd.submit_batch(text, json, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+    'The same, with the rows as one JSON array of type json.';
+
+-- Without this form, a literal or an untyped parameter would fit two others and be refused as not unique.
+CREATE FUNCTION musterd.submit_batch(command text, rows text, queue text DEFAULT NULL, context jsonb DEFAULT '{}',
+                                     priority int DEFAULT NULL, idempotency_key text DEFAULT NULL,
+                                     hold boolean DEFAULT false, max_attempts int DEFAULT NULL,
+                                     row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
+                                     max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
+                                     on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
+                                     traceparent text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.submit_batch(command, musterd.row_array(submit_batch.rows), queue, context, priority, idempotency_key,
+                                hold, max_attempts, row_timeout, max_failed, max_failed_percent, on_done, on_budget,
+                                parent_id, traceparent);
+END $$;
+COMMENT ON FUNCTION musterd.submit_batch(text, text, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+    'The same, with the rows as the text of a JSON array. A literal without a type comes here: PostgreSQL prefers text.';
 
 -- ----------------------------------------------------------------------------------------------------- a batch that grows
 
@@ -404,6 +459,20 @@ BEGIN
     RETURN musterd.append_rows(append_rows.batch_id, musterd.row_array(append_rows.rows));
 END $$;
 COMMENT ON FUNCTION musterd.append_rows(bigint, jsonb) IS 'The same, with the rows as one JSON array.';
+
+CREATE FUNCTION musterd.append_rows(batch_id bigint, rows json) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.append_rows(append_rows.batch_id, musterd.row_array(append_rows.rows::text));
+END $$;
+COMMENT ON FUNCTION musterd.append_rows(bigint, json) IS 'The same, with the rows as one JSON array of type json.';
+
+CREATE FUNCTION musterd.append_rows(batch_id bigint, rows text) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.append_rows(append_rows.batch_id, musterd.row_array(append_rows.rows));
+END $$;
+COMMENT ON FUNCTION musterd.append_rows(bigint, text) IS 'The same, with the rows as the text of a JSON array.';
 
 CREATE FUNCTION musterd.extend_batch(p_id bigint, p_staged regclass) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
