@@ -187,6 +187,7 @@ CREATE FUNCTION musterd.pause_queue(name text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
+    PERFORM musterd.check_name('name', pause_queue.name);
     INSERT INTO musterd.queues AS q (name, paused, paused_at) VALUES (pause_queue.name, true, now())
     ON CONFLICT (name) DO UPDATE SET paused = true, paused_at = now(), updated_at = now() WHERE NOT q.paused;
     PERFORM musterd.park_blocks(NULL, pause_queue.name, true);
@@ -197,6 +198,7 @@ CREATE FUNCTION musterd.resume_queue(name text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
+    PERFORM musterd.check_name('name', resume_queue.name);
     UPDATE musterd.queues q SET paused = false, paused_at = NULL, updated_at = now()
      WHERE q.name = resume_queue.name AND q.paused;
     -- Lock the batches of parked blocks: one that is being held right now must not have its blocks brought back.

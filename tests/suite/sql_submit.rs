@@ -116,10 +116,10 @@ async fn what_cannot_be_a_batch_is_refused_with_its_reason() {
         ("'{}'", "22023 rows is a JSON object"),
         ("'{\"{\\\"a\\\": 1}\"}'", "22023 rows is not JSON"),
         (r#"'["\u0000"]'::json"#, "22023 rows is not JSON that can be stored"),
-        ("'[]'::jsonb, max_failed_percent => 101", "23514"),
-        ("'[]'::jsonb, max_failed => -1", "23514"),
-        ("'[]'::jsonb, on_budget => 'panic'", "23514"),
-        ("'[]'::jsonb, row_timeout => '0 s'", "23514"),
+        ("'[]'::jsonb, max_failed_percent => 101", "22023 max_failed_percent is 101"),
+        ("'[]'::jsonb, max_failed => -1", "22023 max_failed is -1"),
+        ("'[]'::jsonb, on_budget => 'panic'", "22023 on_budget is \"panic\""),
+        ("'[]'::jsonb, row_timeout => '0 s'", "22023 row_timeout is 00:00:00"),
         ("'[]'::jsonb, parent_id => 4711", "P0002 no task 4711"),
     ];
     for (arguments, reason) in wrong {

@@ -73,15 +73,15 @@ async fn every_option_of_enqueue_reaches_the_task() {
     let joined = enqueue(&config, &["report", "{\"a\": 3}", "--dedup-key", "d", "--replace"]).await;
     assert_eq!(joined, id);
     assert_eq!(shown(&client, id, "payload").await, "{\"a\": 3}");
-    let at = enqueue(&config, &["report", "--run-at", "2999-12-24T18:00:00Z"]).await;
-    assert_eq!(shown(&client, at, "state, run_at AT TIME ZONE 'UTC'").await, "scheduled|2999-12-24 18:00:00");
+    let at = enqueue(&config, &["report", "--run-at", "2099-12-24T18:00:00Z"]).await;
+    assert_eq!(shown(&client, at, "state, run_at AT TIME ZONE 'UTC'").await, "scheduled|2099-12-24 18:00:00");
     let uncle =
         enqueue(&config, &["report", "--after", &first.to_string(), "--after", &at.to_string()]).await;
     assert_eq!(json_of(&config, &["task", "show", &uncle.to_string()]).await["after"], json!([first, at]));
     for wrong in [
         &["enqueue", "a b"][..],
         &["enqueue", "c", "{"],
-        &["enqueue", "c", "--delay", "1h", "--run-at", "2999-12-24T18:00:00Z"],
+        &["enqueue", "c", "--delay", "1h", "--run-at", "2099-12-24T18:00:00Z"],
     ] {
         assert_eq!(config.musterd(wrong).await.status.code(), Some(2), "{wrong:?}");
     }
