@@ -1,5 +1,6 @@
 //! What the database knows about why something is, or is not, moving. Facts only; [`crate::why`] puts them into words.
 
+use super::moment;
 use jiff::Timestamp;
 use tokio_postgres::{Error, GenericClient};
 
@@ -140,12 +141,12 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
         on_budget: row.get("on_budget"),
         blocks_owned: row.get("blocks_owned"),
         blocks_due: row.get("blocks_due"),
-        next_due: row.get("next_due"),
+        next_due: moment::maybe(&row, "next_due"),
         retrying: row.get("retrying"),
         next_attempt: row.get("next_attempt"),
         last_error: row.get("last_error"),
         recent: row.get("recent"),
-        last_tally: row.get("last_tally"),
+        last_tally: moment::maybe(&row, "last_tally"),
         error: row.get("error"),
         ahead: row.get("ahead"),
     };

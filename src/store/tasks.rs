@@ -1,6 +1,9 @@
 //! Tasks: claimed, finished by their token, looked at.
 
-use super::page::{self, Page};
+use super::{
+    moment,
+    page::{self, Page},
+};
 use crate::{failpoint, json::Json, traceparent::Traceparent};
 use deadpool_postgres::Object;
 use serde::Serialize;
@@ -410,9 +413,9 @@ impl Shown {
             attempt: row.get("attempt"),
             max_attempts: row.get("max_attempts"),
             crashes: row.get("crashes"),
-            run_at: row.get("run_at"),
-            created_at: row.get("created_at"),
-            finished_at: row.get("finished_at"),
+            run_at: moment::maybe(row, "run_at"),
+            created_at: moment::of(row, "created_at"),
+            finished_at: moment::maybe(row, "finished_at"),
             worker: row.get("worker"),
             dedup_key: row.get("dedup_key"),
             idempotency_key: row.get("idempotency_key"),
