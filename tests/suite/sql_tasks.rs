@@ -92,12 +92,11 @@ async fn an_exception_is_a_failed_attempt_whose_effects_vanish() {
         .await
         .unwrap();
     client.batch_execute(ROUND).await.unwrap();
-    let task =
-        "SELECT state, attempt, error, run_at > now(), worker IS NULL AND token IS NULL FROM musterd.tasks";
-    assert_eq!(value(&client, task).await, "scheduled|2|boom (P0001)|t|t");
+    let task = "SELECT state, attempt, split_part(error, E'\\n', 1), run_at > now(), worker IS NULL AND token IS NULL FROM musterd.tasks";
+    assert_eq!(value(&client, task).await, "scheduled|2|boom (SQLSTATE P0001)|t|t");
     client.batch_execute("UPDATE musterd.tasks SET run_at = now()").await.unwrap();
     client.batch_execute(ROUND).await.unwrap();
-    assert_eq!(value(&client, task).await, "failed|2|boom (P0001)|f|t");
+    assert_eq!(value(&client, task).await, "failed|2|boom (SQLSTATE P0001)|f|t");
     assert_eq!(value(&client, "SELECT count(*) FROM app.log").await, "0");
     for (command, word) in [("commits", "must not COMMIT"), ("ghost", "has no procedure app.nowhere")] {
         let id = value(&client, &format!("SELECT musterd.enqueue('{command}', max_attempts => 1)")).await;
@@ -450,6 +449,29 @@ async fn an_aborted_parent_ends_after_its_child_batch_and_takes_its_children_alo
     assert_eq!(value(&client, &format!("SELECT musterd.complete_parent_if_ready({parent})")).await, "t");
     assert_eq!(value(&client, &format!("SELECT musterd.complete_parent_if_ready({parent})")).await, "f");
     assert_eq!(value(&client, states).await, "derive aborted, work aborted, refresh aborted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_round_that_could_not_do_its_work_is_refused() {
+    let (_db, client) = seeded().await;
+    client.batch_execute("SELECT musterd.enqueue('refresh')").await.unwrap();
+    let said = refusal(&client, "CALL musterd.process_tasks('analytics', -1)").await;
+    assert_eq!(said, "22023 p_limit is -1");
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        client.batch_execute(&format!("BEGIN ISOLATION LEVEL {level}")).await.unwrap();
+        let said = refusal(&client, ROUND).await;
+        assert_eq!(said, format!("25000 process_tasks needs READ COMMITTED, this transaction is {level}"));
+        client.batch_execute("ROLLBACK").await.unwrap();
+    }
+    assert_eq!(value(&client, "SELECT state FROM musterd.tasks").await, "queued");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_trigger_against_grandchildren_is_named_so_and_fires_before_the_defaults() {
+    let (_db, client) = seeded().await;
+    let order = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'musterd.tasks'::regclass AND NOT tgisinternal
+                    AND tgtype & 6 = 6 ORDER BY tgname";
+    assert_eq!(rows(&client, order).await, ["enforce_no_grandchildren", "fill_in_task"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
