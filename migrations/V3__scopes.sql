@@ -201,14 +201,15 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.wake_queues() IS 'Trigger: one NOTIFY musterd_wake per statement and queue.';
 
--- Triggers of a kind fire in the order of their names: the parent's queue goes before the command's.
-CREATE TRIGGER tasks_1_parent BEFORE INSERT ON musterd.tasks
+-- Triggers of a kind fire in the order of their names: enforce_… goes before fill_in_…, the parent's queue before the
+-- command's.
+CREATE TRIGGER enforce_no_grandchildren BEFORE INSERT ON musterd.tasks
     FOR EACH ROW WHEN (NEW.parent_id IS NOT NULL) EXECUTE FUNCTION musterd.enforce_no_grandchildren();
-CREATE TRIGGER tasks_1_reparent BEFORE UPDATE OF parent_id ON musterd.tasks
+CREATE TRIGGER enforce_same_parent BEFORE UPDATE OF parent_id ON musterd.tasks
     FOR EACH ROW WHEN (NEW.parent_id IS DISTINCT FROM OLD.parent_id) EXECUTE FUNCTION musterd.enforce_no_grandchildren();
-CREATE TRIGGER tasks_2_fill_in BEFORE INSERT ON musterd.tasks
+CREATE TRIGGER fill_in_task BEFORE INSERT ON musterd.tasks
     FOR EACH ROW EXECUTE FUNCTION musterd.fill_in_task();
-CREATE TRIGGER tasks_wake AFTER INSERT ON musterd.tasks
+CREATE TRIGGER wake_queues AFTER INSERT ON musterd.tasks
     REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION musterd.wake_queues();
 
 -- ----------------------------------------------------------------------------------------------------------------- uncles
