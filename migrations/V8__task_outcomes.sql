@@ -139,8 +139,8 @@ BEGIN
     ELSIF v_task.state NOT IN ('failed', 'aborted') THEN
         RETURN v_task.state;
     ELSIF EXISTS (SELECT FROM musterd.batches b WHERE b.id = retry_task.id) THEN
-        RAISE EXCEPTION 'task % is a batch; export its failed rows and submit them again', retry_task.id
-            USING ERRCODE = 'check_violation';
+        RAISE EXCEPTION 'task % is a batch', retry_task.id
+            USING ERRCODE = 'check_violation', HINT = format('To run its failed rows again: musterd.redrive(%s).', retry_task.id);
     ELSIF EXISTS (SELECT FROM musterd.tasks p WHERE p.id = v_task.parent_id AND p.state IN ('succeeded', 'failed', 'aborted')) THEN
         RAISE EXCEPTION 'task % belongs to task %, which has ended', retry_task.id, v_task.parent_id
             USING ERRCODE = 'check_violation', HINT = 'Enqueue it anew.';

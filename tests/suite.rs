@@ -39,6 +39,7 @@ mod suite {
     mod reconcile;
     mod redis;
     mod redis_failover;
+    mod redrive;
     mod replicas;
     mod rollout;
     mod schedules;

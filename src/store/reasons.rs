@@ -109,7 +109,7 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
                (SELECT NULLIF(pg_catalog.min(k.available_at), 'infinity') FROM musterd.blocks k
                  WHERE k.batch_id = b.id AND k.worker IS NULL AND k.available_at > pg_catalog.now()) AS next_due,
                r.retrying, r.next_attempt, r.last_error,
-               (SELECT COALESCE(pg_catalog.sum(y.succeeded + y.failed), 0)::bigint FROM musterd.tallies y
+               (SELECT COALESCE(pg_catalog.sum(GREATEST(y.succeeded + y.failed, 0)), 0)::bigint FROM musterd.tallies y
                  WHERE y.batch_id = b.id AND y.at > pg_catalog.now() - interval '1 minute') AS recent,
                (SELECT pg_catalog.max(y.at) FROM musterd.tallies y WHERE y.batch_id = b.id) AS last_tally,
                (SELECT pg_catalog.count(*) FROM musterd.batches o
