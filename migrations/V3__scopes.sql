@@ -4,6 +4,110 @@
 -- a statement that waited for a lock re-reads only the row it locked; everything else is as old as its snapshot. Each
 -- statement of a VOLATILE plpgsql function has its own snapshot, which is what these functions are built on.
 
+-- ------------------------------------------------------------------------------------------------------- what is refused
+-- In words, before a constraint of a table does it: the server's own refusal quotes the whole row, payload and all.
+
+-- No SET on this one: so the planner puts it in the place of its call, and asking costs nothing.
+CREATE FUNCTION musterd.is_name(p_name text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT p_name COLLATE pg_catalog."C" OPERATOR(pg_catalog.~) '^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,99}$'
+$$;
+COMMENT ON FUNCTION musterd.is_name(text) IS
+    'Internal: whether this can name a command or a queue. The rule is that of the configuration.';
+
+CREATE FUNCTION musterd.check_name(p_what text, p_name text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF musterd.is_name(p_name) THEN
+        RETURN;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+        MESSAGE = CASE WHEN p_name IS NULL THEN format('%s is null', p_what)
+                      WHEN p_name = '' THEN format('%s is empty', p_what)
+                      ELSE format('%s "%s" cannot be a name', p_what, left(p_name, 100)) END,
+        HINT = 'A name is letters, digits and _-.: only, at most 100, and begins with none of -.:';
+END $$;
+COMMENT ON FUNCTION musterd.check_name(text, text) IS 'Internal: refuses what cannot name a command or a queue.';
+
+CREATE FUNCTION musterd.check_key(p_what text, p_key text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_key = '' OR length(p_key) > 255 OR p_key ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = CASE WHEN p_key = '' THEN format('%s is empty', p_what)
+                          WHEN length(p_key) > 255 THEN format('%s has %s characters', p_what, length(p_key))
+                          ELSE format('%s has a control character in it', p_what) END,
+            HINT = 'A key has 1 to 255 characters, none of them a control character; leave it out, or null, for none.';
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.check_key(text, text) IS 'Internal: refuses what cannot be a key; null is none.';
+
+CREATE FUNCTION musterd.check_limits(p_of text, p_max_attempts int, p_timeout_name text, p_timeout interval) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_max_attempts < 1 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('max_attempts%s is %s', p_of, p_max_attempts),
+            HINT = 'It is 1 or more; left out, the worker''s retry.max_attempts.';
+    ELSIF p_timeout <= interval '0' OR p_timeout > interval '36600 days' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('%s%s is %s', p_timeout_name, p_of, p_timeout),
+            HINT = 'It is above nought and at most a hundred years; left out, the handler''s timeout.';
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.check_limits(text, int, text, interval) IS 'Internal: refuses limits of attempts that cannot be.';
+
+CREATE FUNCTION musterd.due_at(p_run_at timestamptz, p_delay interval DEFAULT NULL) RETURNS timestamptz
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_most interval := '36600 days';  -- a hundred years: what is later is a slip, and nobody's calendar goes on for ever
+BEGIN
+    IF p_run_at IS NOT NULL AND p_delay IS NOT NULL THEN
+        RAISE EXCEPTION 'give run_at or delay, not both' USING ERRCODE = 'invalid_parameter_value';
+    ELSIF p_delay > v_most OR p_run_at > now() + v_most THEN
+        RAISE EXCEPTION '% is more than a hundred years ahead', CASE WHEN p_delay IS NULL THEN 'run_at' ELSE 'delay' END
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'To keep a task until you say so, hold it: musterd.hold(id).';
+    END IF;
+    RETURN GREATEST(p_run_at, now() + GREATEST(p_delay, interval '0'), now());
+END $$;
+COMMENT ON FUNCTION musterd.due_at(timestamptz, interval) IS
+    'Internal: when a task is due; what lies in the past is now, what is a hundred years ahead is refused.';
+
+CREATE FUNCTION musterd.check_task(p_task musterd.tasks) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    -- A handler's reply may spawn many: say that it is one of them.
+    v_of text := COALESCE(' of a child of task ' || p_task.parent_id, '');
+BEGIN
+    -- A call costs more than a task: only for what is there to be judged.
+    IF (musterd.is_name(p_task.command) AND musterd.is_name(p_task.queue)) IS NOT TRUE THEN
+        PERFORM musterd.check_name('command' || v_of, p_task.command);
+        PERFORM musterd.check_name('queue' || v_of, p_task.queue);
+    END IF;
+    IF p_task.dedup_key IS NOT NULL THEN
+        PERFORM musterd.check_key('dedup_key' || v_of, p_task.dedup_key);
+    END IF;
+    IF p_task.idempotency_key IS NOT NULL THEN
+        PERFORM musterd.check_key('idempotency_key' || v_of, p_task.idempotency_key);
+    END IF;
+    IF p_task.child_key IS NOT NULL THEN
+        PERFORM musterd.check_key('child_key' || v_of, p_task.child_key);
+    END IF;
+    IF p_task.max_attempts IS NOT NULL OR p_task.timeout IS NOT NULL THEN
+        PERFORM musterd.check_limits(v_of, p_task.max_attempts, 'timeout', p_task.timeout);
+    END IF;
+    IF p_task.on_child_failure NOT IN ('wait', 'abort_siblings') THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('on_child_failure%s is "%s"', v_of, left(p_task.on_child_failure, 100)),
+            HINT = 'It is wait or abort_siblings.';
+    ELSIF p_task.child_key IS NOT NULL AND p_task.parent_id IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'a child_key needs a parent',
+            HINT = 'Without one, use enqueue with a dedup_key or an idempotency_key.';
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.check_task(musterd.tasks) IS 'Internal: refuses what cannot be a task, however it is inserted.';
+
 -- --------------------------------------------------------------------------------------------------- a task is inserted
 
 CREATE FUNCTION musterd.runs_under(p_id bigint) RETURNS boolean
@@ -64,13 +168,27 @@ BEGIN
     END IF;
     NEW.priority := COALESCE(NEW.priority, 100);
     NEW.payload := COALESCE(NEW.payload, '{}');
-    NEW.run_at := COALESCE(NEW.run_at, now());
+    NEW.on_child_failure := COALESCE(NEW.on_child_failure, 'wait');
+    -- The plain task, of which there are millions, is judged without a call.
+    IF (musterd.is_name(NEW.command) AND musterd.is_name(NEW.queue) AND NEW.on_child_failure = 'wait'
+        AND (NEW.dedup_key, NEW.idempotency_key, NEW.child_key, NEW.max_attempts, NEW.timeout) IS NULL) IS NOT TRUE THEN
+        PERFORM musterd.check_task(NEW);
+    END IF;
+    IF NEW.not_before IS NULL AND NEW.run_at = now() THEN
+        NULL;  -- at once, as most are
+    ELSIF NEW.not_before IS NULL THEN
+        NEW.run_at := musterd.due_at(NEW.run_at);
+    ELSE  -- an uncle waits for others, not for a time
+        NEW.not_before := musterd.due_at(NEW.not_before);
+        NEW.run_at := 'infinity';
+    END IF;
     IF NEW.state IS NULL THEN
         NEW.state := CASE WHEN NEW.run_at > clock_timestamp() THEN 'scheduled' ELSE 'queued' END;
     END IF;
     RETURN NEW;
 END $$;
-COMMENT ON FUNCTION musterd.fill_in_task() IS 'Trigger: INSERT INTO musterd.tasks (command, payload) is all a producer needs.';
+COMMENT ON FUNCTION musterd.fill_in_task() IS
+    'Trigger: INSERT INTO musterd.tasks (command, payload) is all a producer needs; what cannot be a task is refused in words.';
 
 CREATE FUNCTION musterd.wake_queues() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -83,14 +201,15 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.wake_queues() IS 'Trigger: one NOTIFY musterd_wake per statement and queue.';
 
--- Triggers of a kind fire in the order of their names: the parent's queue goes before the command's.
-CREATE TRIGGER tasks_1_parent BEFORE INSERT ON musterd.tasks
+-- Triggers of a kind fire in the order of their names: enforce_… goes before fill_in_…, the parent's queue before the
+-- command's.
+CREATE TRIGGER enforce_no_grandchildren BEFORE INSERT ON musterd.tasks
     FOR EACH ROW WHEN (NEW.parent_id IS NOT NULL) EXECUTE FUNCTION musterd.enforce_no_grandchildren();
-CREATE TRIGGER tasks_1_reparent BEFORE UPDATE OF parent_id ON musterd.tasks
+CREATE TRIGGER enforce_same_parent BEFORE UPDATE OF parent_id ON musterd.tasks
     FOR EACH ROW WHEN (NEW.parent_id IS DISTINCT FROM OLD.parent_id) EXECUTE FUNCTION musterd.enforce_no_grandchildren();
-CREATE TRIGGER tasks_2_fill_in BEFORE INSERT ON musterd.tasks
+CREATE TRIGGER fill_in_task BEFORE INSERT ON musterd.tasks
     FOR EACH ROW EXECUTE FUNCTION musterd.fill_in_task();
-CREATE TRIGGER tasks_wake AFTER INSERT ON musterd.tasks
+CREATE TRIGGER wake_queues AFTER INSERT ON musterd.tasks
     REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION musterd.wake_queues();
 
 -- ----------------------------------------------------------------------------------------------------------------- uncles

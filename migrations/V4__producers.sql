@@ -118,14 +118,11 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_task musterd.tasks;
 BEGIN
-    IF p_run_at IS NOT NULL AND p_delay IS NOT NULL THEN
-        RAISE EXCEPTION 'give run_at or delay, not both' USING ERRCODE = 'check_violation';
-    END IF;
     v_task.command := p_command;
     v_task.payload := COALESCE(p_payload, '{}');
     v_task.queue := p_queue;
     v_task.priority := p_priority;
-    v_task.run_at := COALESCE(p_run_at, now() + p_delay, now());
+    v_task.run_at := musterd.due_at(p_run_at, p_delay);
     v_task.max_attempts := p_max_attempts;
     v_task.timeout := p_timeout;
     v_task.dedup_key := p_dedup_key;
@@ -159,8 +156,8 @@ COMMENT ON FUNCTION musterd.enqueue(text, jsonb, text, int, timestamptz, interva
     'and takes over its body). idempotency_key: a repeat returns the same id, another body is a conflict (23505). '
     'on_child_failure: wait, or abort_siblings as soon as one of its children has failed.';
 
-CREATE FUNCTION musterd.enqueue_after(command text, payload jsonb, after bigint[], queue text DEFAULT NULL,
-                                      priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL,
+CREATE FUNCTION musterd.enqueue_after(command text, payload jsonb DEFAULT '{}', after bigint[] DEFAULT NULL,
+                                      queue text DEFAULT NULL, priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL,
                                       delay interval DEFAULT NULL, max_attempts int DEFAULT NULL,
                                       timeout interval DEFAULT NULL, dedup_key text DEFAULT NULL,
                                       dedup_replace boolean DEFAULT false, idempotency_key text DEFAULT NULL,
@@ -171,6 +168,11 @@ DECLARE
     v_missing bigint;
     v_waits   bigint[];
 BEGIN
+    IF COALESCE(cardinality(enqueue_after.after), 0) = 0 THEN
+        RAISE EXCEPTION 'after is %: name the tasks or batches to wait for',
+            CASE WHEN enqueue_after.after IS NULL THEN 'null' ELSE 'empty' END
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'What waits for nothing is a musterd.enqueue.';
+    END IF;
     v_task := musterd.describe_task(command, payload, queue, priority, run_at, delay, max_attempts, timeout, dedup_key,
                                     idempotency_key, traceparent, on_child_failure, enqueue_after.after);
     -- FOR SHARE: none of them can end between our look and our commit and miss the wait we add. What this transaction
@@ -223,6 +225,29 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION musterd.reserve_batch_id() IS 'An id for open_batch, so that rows can be copied in before the batch exists.';
 
+CREATE FUNCTION musterd.check_batch(p_max_attempts int, p_row_timeout interval, p_max_failed int, p_max_failed_percent real,
+                                    p_on_done text, p_on_budget text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM musterd.check_limits('', p_max_attempts, 'row_timeout', p_row_timeout);
+    IF p_max_failed < 0 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('max_failed is %s', p_max_failed),
+            HINT = 'It is a number of rows, 0 or more.';
+    ELSIF p_max_failed_percent NOT BETWEEN 0 AND 100 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('max_failed_percent is %s', p_max_failed_percent),
+            HINT = 'It is 0 to 100.';
+    ELSIF p_on_budget NOT IN ('hold', 'abort') THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('on_budget is "%s"', left(p_on_budget, 100)),
+            HINT = 'It is hold or abort; left out, the batch runs to its end.';
+    ELSIF p_on_done IS NOT NULL THEN
+        PERFORM musterd.check_name('on_done', p_on_done);
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.check_batch(int, interval, int, real, text, text) IS 'Internal: refuses what cannot be a batch.';
+
 CREATE FUNCTION musterd.open_batch(p_id bigint, p_command text, p_queue text DEFAULT NULL, p_context jsonb DEFAULT '{}',
                                    p_priority int DEFAULT NULL, p_idempotency_key text DEFAULT NULL,
                                    p_hold boolean DEFAULT false, p_max_attempts int DEFAULT NULL,
@@ -237,6 +262,7 @@ DECLARE
     v_hold boolean := COALESCE(p_hold, false);
     v_id   bigint;
 BEGIN
+    PERFORM musterd.check_batch(p_max_attempts, p_row_timeout, p_max_failed, p_max_failed_percent, p_on_done, p_on_budget);
     LOOP
         INSERT INTO musterd.tasks (id, parent_id, queue, command, payload, priority, state, run_at, idempotency_key,
                                    request_hash, traceparent)
@@ -288,13 +314,35 @@ COMMENT ON FUNCTION musterd.check_row_array(jsonb[]) IS 'Internal: refuses what 
 CREATE FUNCTION musterd.row_array(p_rows jsonb) RETURNS jsonb[]
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF jsonb_typeof(p_rows) IS DISTINCT FROM 'array' THEN
-        RAISE EXCEPTION 'rows is a JSON %, expected an array', COALESCE(jsonb_typeof(p_rows), 'nothing')
-            USING ERRCODE = 'invalid_parameter_value';
+    IF p_rows IS NULL THEN
+        RAISE EXCEPTION 'rows is null: give a JSON array; an empty batch has an empty one'
+            USING ERRCODE = 'null_value_not_allowed';
+    ELSIF jsonb_typeof(p_rows) <> 'array' THEN
+        RAISE EXCEPTION 'rows is a JSON %, expected an array', jsonb_typeof(p_rows)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'One row is an array of one. An SQL array as a literal needs its type: ''{…}''::jsonb[].';
     END IF;
     RETURN ARRAY (SELECT e.value FROM jsonb_array_elements(p_rows) WITH ORDINALITY e (value, line) ORDER BY e.line);
 END $$;
 COMMENT ON FUNCTION musterd.row_array(jsonb) IS 'Internal: the elements of a JSON array.';
+
+CREATE FUNCTION musterd.row_array(p_rows text) RETURNS jsonb[]
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_rows jsonb;
+BEGIN
+    BEGIN
+        v_rows := p_rows::jsonb;
+    EXCEPTION
+        -- The server's details quote the text, which may be a secret; its message does not.
+        WHEN data_exception OR program_limit_exceeded THEN
+            RAISE EXCEPTION 'rows is not JSON that can be stored: %', SQLERRM
+                USING ERRCODE = 'invalid_parameter_value',
+                      HINT = 'Rows given as text are a JSON array. An SQL array as a literal needs its type: ''{…}''::jsonb[].';
+    END;
+    RETURN musterd.row_array(v_rows);
+END $$;
+COMMENT ON FUNCTION musterd.row_array(text) IS 'Internal: the elements of a JSON array that is still text.';
 
 CREATE FUNCTION musterd.submit_batch(command text, rows jsonb[], queue text DEFAULT NULL, context jsonb DEFAULT '{}',
                                      priority int DEFAULT NULL, idempotency_key text DEFAULT NULL,
@@ -346,6 +394,39 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.submit_batch(text, jsonb, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
     'The same, with the rows as one JSON array.';
+
+CREATE FUNCTION musterd.submit_batch(command text, rows json, queue text DEFAULT NULL, context jsonb DEFAULT '{}',
+                                     priority int DEFAULT NULL, idempotency_key text DEFAULT NULL,
+                                     hold boolean DEFAULT false, max_attempts int DEFAULT NULL,
+                                     row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
+                                     max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
+                                     on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
+                                     traceparent text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.submit_batch(command, musterd.row_array(submit_batch.rows::text), queue, context, priority, idempotency_key,
+                                hold, max_attempts, row_timeout, max_failed, max_failed_percent, on_done, on_budget,
+                                parent_id, traceparent);
+END $$;
+COMMENT ON FUNCTION musterd.submit_batch(text, json, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+    'The same, with the rows as one JSON array of type json.';
+
+-- Without this form, a literal or an untyped parameter would fit two others and be refused as not unique.
+CREATE FUNCTION musterd.submit_batch(command text, rows text, queue text DEFAULT NULL, context jsonb DEFAULT '{}',
+                                     priority int DEFAULT NULL, idempotency_key text DEFAULT NULL,
+                                     hold boolean DEFAULT false, max_attempts int DEFAULT NULL,
+                                     row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
+                                     max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
+                                     on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
+                                     traceparent text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.submit_batch(command, musterd.row_array(submit_batch.rows), queue, context, priority, idempotency_key,
+                                hold, max_attempts, row_timeout, max_failed, max_failed_percent, on_done, on_budget,
+                                parent_id, traceparent);
+END $$;
+COMMENT ON FUNCTION musterd.submit_batch(text, text, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+    'The same, with the rows as the text of a JSON array. A literal without a type comes here: PostgreSQL prefers text.';
 
 -- ----------------------------------------------------------------------------------------------------- a batch that grows
 
@@ -406,6 +487,20 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.append_rows(bigint, jsonb) IS 'The same, with the rows as one JSON array.';
 
+CREATE FUNCTION musterd.append_rows(batch_id bigint, rows json) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.append_rows(append_rows.batch_id, musterd.row_array(append_rows.rows::text));
+END $$;
+COMMENT ON FUNCTION musterd.append_rows(bigint, json) IS 'The same, with the rows as one JSON array of type json.';
+
+CREATE FUNCTION musterd.append_rows(batch_id bigint, rows text) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.append_rows(append_rows.batch_id, musterd.row_array(append_rows.rows));
+END $$;
+COMMENT ON FUNCTION musterd.append_rows(bigint, text) IS 'The same, with the rows as the text of a JSON array.';
+
 CREATE FUNCTION musterd.extend_batch(p_id bigint, p_staged regclass) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -430,6 +525,13 @@ CREATE FUNCTION musterd.register_command(name text, queue text DEFAULT 'default'
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
+    PERFORM musterd.check_name('name', register_command.name);
+    PERFORM musterd.check_name('queue', COALESCE(register_command.queue, 'default'));
+    IF register_command.kind NOT IN ('sql', 'http', 'exec', 'builtin') THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('kind is "%s"', left(register_command.kind, 100)),
+            HINT = 'It is sql, http, exec or builtin.';
+    END IF;
     INSERT INTO musterd.commands AS c (name, queue, kind, procedure)
     VALUES (register_command.name, COALESCE(register_command.queue, 'default'), COALESCE(register_command.kind, 'sql'),
             register_command.procedure)

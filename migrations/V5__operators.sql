@@ -182,12 +182,83 @@ COMMENT ON FUNCTION musterd.abort(bigint) IS
     'a block of it; rows without a result are then aborted. A task ends at once and whatever a worker still does for it is '
     'refused. Returns aborting, or the final state.';
 
+-- ---------------------------------------------------------------------------------------------------------------- redrive
+
+CREATE FUNCTION musterd.reopen_failed_lines(p_batch musterd.batches) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_size  int := COALESCE((SELECT q.block_size FROM musterd.queues q WHERE q.name = p_batch.queue), 500);
+    v_lines int;
+BEGIN
+    INSERT INTO musterd.results_history (batch_id, line, generation, state, attempt, result, error, outputs, finished_at)
+    SELECT r.batch_id, r.line, p_batch.generation, r.state, r.attempt, r.result, r.error, r.outputs, r.finished_at
+      FROM musterd.results r WHERE r.batch_id = p_batch.id AND r.state = 'failed';
+    DELETE FROM musterd.results r WHERE r.batch_id = p_batch.id AND r.state = 'failed';
+    GET DIAGNOSTICS v_lines = ROW_COUNT;
+    -- Progress is a sum of tallies, and so is what tells a stale count of an abort.
+    INSERT INTO musterd.tallies (batch_id, token, failed) VALUES (p_batch.id, gen_random_uuid(), -v_lines);
+    INSERT INTO musterd.blocks (batch_id, first_line, last_line, lines, queue, command, priority)
+    SELECT p_batch.id, min(h.line), max(h.line),
+           CASE WHEN max(h.line) - min(h.line) + 1 = count(*) THEN NULL ELSE array_agg(h.line ORDER BY h.line) END,
+           p_batch.queue, p_batch.command, p_batch.priority
+      FROM (SELECT h.line, (row_number() OVER (ORDER BY h.line) - 1) / v_size AS block FROM musterd.results_history h
+             WHERE h.batch_id = p_batch.id AND h.generation = p_batch.generation) h
+     GROUP BY h.block ORDER BY h.block;
+    RETURN v_lines;
+END $$;
+COMMENT ON FUNCTION musterd.reopen_failed_lines(musterd.batches) IS
+    'Internal: moves the failed results of a batch, whose row the caller has locked, to the history, and makes free blocks of '
+    'their lines, with all their attempts before them. Returns how many.';
+
+CREATE FUNCTION musterd.redrive(id bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_task  musterd.tasks;
+    v_batch musterd.batches;
+BEGIN
+    PERFORM 1 FROM musterd.batches b WHERE b.id = redrive.id FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no batch %', redrive.id USING ERRCODE = 'no_data_found';
+    END IF;
+    -- The parent too, which is older: it must not end between our look and our commit.
+    PERFORM 1 FROM musterd.tasks t
+      WHERE t.id = (SELECT c.parent_id FROM musterd.tasks c WHERE c.id = redrive.id) FOR SHARE;
+    v_task := musterd.lock_task(redrive.id);
+    SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = redrive.id;
+    IF v_batch.summarized_at IS NULL THEN
+        RETURN CASE WHEN v_batch.aborting THEN 'aborting' ELSE v_task.state::text END;
+    ELSIF v_batch.aborting THEN
+        RAISE EXCEPTION 'batch % was aborted, which is for good', redrive.id
+            USING ERRCODE = 'check_violation', HINT = 'Export its rows and submit them as a new batch.';
+    ELSIF v_batch.failed = 0 THEN
+        RETURN v_task.state;
+    ELSIF EXISTS (SELECT FROM musterd.tasks p WHERE p.id = v_task.parent_id AND p.state IN ('succeeded', 'failed', 'aborted')) THEN
+        RAISE EXCEPTION 'batch % belongs to task %, which has ended', redrive.id, v_task.parent_id
+            USING ERRCODE = 'check_violation', HINT = 'Export its failed rows and submit them as a new batch.';
+    END IF;
+
+    PERFORM musterd.reopen_failed_lines(v_batch);
+    UPDATE musterd.batches b
+       SET generation = b.generation + 1, open = true, summarized_at = NULL, succeeded = NULL, failed = NULL, aborted = NULL,
+           turn = nextval('musterd.turns')
+     WHERE b.id = redrive.id;
+    UPDATE musterd.tasks t SET state = 'running', result = NULL, error = NULL, finished_at = NULL WHERE t.id = redrive.id;
+    PERFORM pg_notify('musterd_wake', v_batch.queue);
+    RETURN 'running';
+END $$;
+COMMENT ON FUNCTION musterd.redrive(bigint) IS
+    'Runs the failed rows of an ended batch again, from their first attempt: a new generation of it, which ends anew, with its '
+    'on_done. Rows that succeeded are left alone. Returns the state afterwards; a batch that has not ended, or has no failed '
+    'rows, is left as it is. Refused for one that was aborted and for a child of a task that has ended.';
+
 -- ----------------------------------------------------------------------------------------------------------------- queues
 
 CREATE FUNCTION musterd.pause_queue(name text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
+    PERFORM musterd.check_name('name', pause_queue.name);
     INSERT INTO musterd.queues AS q (name, paused, paused_at) VALUES (pause_queue.name, true, now())
     ON CONFLICT (name) DO UPDATE SET paused = true, paused_at = now(), updated_at = now() WHERE NOT q.paused;
     PERFORM musterd.park_blocks(NULL, pause_queue.name, true);
@@ -198,6 +269,7 @@ CREATE FUNCTION musterd.resume_queue(name text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
+    PERFORM musterd.check_name('name', resume_queue.name);
     UPDATE musterd.queues q SET paused = false, paused_at = NULL, updated_at = now()
      WHERE q.name = resume_queue.name AND q.paused;
     -- Lock the batches of parked blocks: one that is being held right now must not have its blocks brought back.

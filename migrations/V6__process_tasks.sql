@@ -57,6 +57,21 @@ END $$;
 COMMENT ON FUNCTION musterd.fail_attempt(bigint, uuid, text) IS
     'Internal: schedules the next attempt of a task held with this token, or ends it as failed when none is left.';
 
+CREATE FUNCTION musterd.told_error(p_code text, p_message text, p_detail text, p_hint text, p_context text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT concat_ws(E'\n',
+        format('%s (SQLSTATE %s)', p_message, p_code),
+        'detail: ' || NULLIF(p_detail, ''),
+        'hint: ' || NULLIF(p_hint, ''),
+        -- What stands behind the procedure is how it was called, which a worker does otherwise.
+        'context: ' || NULLIF(regexp_replace(p_context,
+            '(^|\n)(SQL statement "CALL [^\n]*"\n)?PL/pgSQL function musterd\.run_task\(.*$', ''), ''),
+        CASE WHEN p_code = '2D000'
+             THEN 'hint: a procedure must not COMMIT or ROLLBACK: its effects and its outcome commit together' END);
+$$;
+COMMENT ON FUNCTION musterd.told_error(text, text, text, text, text) IS
+    'Internal: an exception of a procedure as a worker would write it down.';
+
 CREATE FUNCTION musterd.run_task(p_task musterd.tasks, p_procedure text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -64,6 +79,8 @@ DECLARE
     v_code    text;
     v_message text;
     v_detail  text;
+    v_hint    text;
+    v_context text;
     v_fenced  boolean := false;
 BEGIN
     BEGIN  -- a subtransaction: the effects of a failed attempt vanish with it
@@ -81,17 +98,15 @@ BEGIN
         END IF;
     EXCEPTION
         WHEN assert_failure OR OTHERS THEN
-            GET STACKED DIAGNOSTICS v_code = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT, v_detail = PG_EXCEPTION_DETAIL;
+            GET STACKED DIAGNOSTICS v_code = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT, v_detail = PG_EXCEPTION_DETAIL,
+                                    v_hint = PG_EXCEPTION_HINT, v_context = PG_EXCEPTION_CONTEXT;
             -- The server's trouble is not the task's failure.
             IF pg_catalog.left(v_code, 2) IN ('08', '53') OR pg_catalog.left(v_code, 3) = '57P' THEN
                 RAISE;
             END IF;
-            IF v_code = '2D000' THEN
-                v_message := v_message || '; a procedure must not COMMIT or ROLLBACK: its effects and its outcome commit together';
-            END IF;
             IF NOT v_fenced THEN
                 PERFORM musterd.fail_attempt(p_task.id, p_task.token,
-                    pg_catalog.concat_ws('; ', v_message, NULLIF(v_detail, '')) || ' (' || v_code || ')');
+                                             musterd.told_error(v_code, v_message, v_detail, v_hint, v_context));
             END IF;
     END;
 END $$;
@@ -178,6 +193,15 @@ DECLARE
     v_queue text;
     v_left  int := p_limit;
 BEGIN
+    IF p_limit < 0 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = pg_catalog.format('p_limit is %s', p_limit), HINT = 'It is a number of tasks; left out, or null, for all.';
+    ELSIF pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_transaction_state',
+            MESSAGE = pg_catalog.format('process_tasks needs READ COMMITTED, this transaction is %s',
+                                        pg_catalog.upper(pg_catalog.current_setting('transaction_isolation'))),
+            HINT = 'Start it with BEGIN ISOLATION LEVEL READ COMMITTED: an older snapshot cannot see that the last child has ended.';
+    END IF;
     FOR v_queue IN
         SELECT DISTINCT t.queue FROM musterd.tasks t
          WHERE t.state IN ('queued', 'scheduled', 'waiting') AND (p_queue IS NULL OR t.queue = p_queue)

@@ -48,7 +48,7 @@ BEGIN
             SELECT p.oid FROM pg_proc p
              WHERE p.pronamespace = 'musterd'::regnamespace
                AND p.proname IN ('enqueue', 'enqueue_after', 'spawn', 'submit_batch', 'append_rows', 'hold', 'release',
-                                 'abort', 'has_pending_children', 'has_failed_siblings')
+                                 'abort', 'redrive', 'has_pending_children', 'has_failed_siblings')
         LOOP
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO musterd_producer', v_routine);
         END LOOP;

@@ -10,7 +10,7 @@ CREATE TYPE musterd.task_outcome AS (
     result  jsonb,
     error   text,
     wait    float8,      -- seconds until it is due again
-    spawn   jsonb,       -- children (or, of a child, siblings): [{"command", "payload", "priority", "child_key", "queue", …}]
+    spawn   jsonb,       -- children (or, of a child, siblings): [{"command", "payload", "priority", "child_key", "queue"}]
     after   jsonb        -- uncles of this task: [{"command", "payload", "queue", "dedup_key", …}]
 );
 COMMENT ON TYPE musterd.task_outcome IS 'What became of one attempt of a task, as finish_tasks takes it.';
@@ -54,10 +54,9 @@ BEGIN
     PERFORM musterd.lock_for_outcomes(p_outcomes);
 
     -- Children first: whether a task has any decides what becomes of it.
-    INSERT INTO musterd.tasks (command, payload, parent_id, queue, priority, child_key, max_attempts, run_at, traceparent)
+    INSERT INTO musterd.tasks (command, payload, parent_id, queue, priority, child_key, traceparent)
     SELECT s.child ->> 'command', COALESCE(s.child -> 'payload', '{}'), COALESCE(t.parent_id, t.id), s.child ->> 'queue',
-           (s.child ->> 'priority')::int, s.child ->> 'child_key', (s.child ->> 'max_attempts')::int,
-           now() + COALESCE((s.child ->> 'delay_seconds')::float8, 0) * interval '1 second', t.traceparent
+           (s.child ->> 'priority')::int, s.child ->> 'child_key', t.traceparent
       FROM unnest(p_outcomes) o
       JOIN musterd.tasks t ON t.id = o.id AND t.token = o.token AND t.state = 'running'
      CROSS JOIN LATERAL jsonb_array_elements(COALESCE(o.spawn, '[]')) WITH ORDINALITY s (child, place)
@@ -72,6 +71,7 @@ BEGIN
          WHERE o.outcome = 'succeeded'
          ORDER BY t.id, a.place
     LOOP
+        PERFORM musterd.check_name(format('command of an uncle of task %s', v_uncle.id), v_uncle.uncle ->> 'command');
         -- An uncle of a child waits for the scope, not for the one child that asked for it.
         PERFORM musterd.enqueue_after(
             v_uncle.uncle ->> 'command', COALESCE(v_uncle.uncle -> 'payload', '{}'),
@@ -139,8 +139,8 @@ BEGIN
     ELSIF v_task.state NOT IN ('failed', 'aborted') THEN
         RETURN v_task.state;
     ELSIF EXISTS (SELECT FROM musterd.batches b WHERE b.id = retry_task.id) THEN
-        RAISE EXCEPTION 'task % is a batch; export its failed rows and submit them again', retry_task.id
-            USING ERRCODE = 'check_violation';
+        RAISE EXCEPTION 'task % is a batch', retry_task.id
+            USING ERRCODE = 'check_violation', HINT = format('To run its failed rows again: musterd.redrive(%s).', retry_task.id);
     ELSIF EXISTS (SELECT FROM musterd.tasks p WHERE p.id = v_task.parent_id AND p.state IN ('succeeded', 'failed', 'aborted')) THEN
         RAISE EXCEPTION 'task % belongs to task %, which has ended', retry_task.id, v_task.parent_id
             USING ERRCODE = 'check_violation', HINT = 'Enqueue it anew.';

@@ -11,6 +11,7 @@ pub mod health;
 pub mod listen;
 pub mod listing;
 pub mod migrate;
+mod moment;
 pub mod outputs;
 pub mod page;
 pub mod pooler;

@@ -42,6 +42,7 @@ mod suite {
     mod reconcile;
     mod redis;
     mod redis_failover;
+    mod redrive;
     mod replicas;
     mod rollout;
     mod schedules;

@@ -51,6 +51,8 @@ pub(super) enum BatchCommand {
     Release(steer::Release),
     /// Add the rows of a file to a batch that is held or running.
     Append(append::Append),
+    /// Run the failed rows of an ended batch again, in place.
+    Redrive(steer::Redrive),
     /// Stop a batch for good: rows that have not ended are aborted.
     Abort(steer::Abort),
 }
@@ -68,6 +70,7 @@ impl BatchCommand {
             Self::Hold(command) => command.execute(global, &config).await,
             Self::Release(command) => command.execute(global, &config).await,
             Self::Append(command) => command.execute(global, &config).await,
+            Self::Redrive(command) => command.execute(global, &config).await,
             Self::Abort(command) => command.execute(global, &config).await,
         }
     }

@@ -37,8 +37,12 @@ impl QueueCommand {
         match self {
             Self::List => print(global, &queues::list(&*client).await?)?,
             Self::Pause { name } => {
+                let is_known = queues::is_known(&*client, &name).await?;
                 queues::pause(&*client, &name).await.map_err(in_words)?;
                 told(&name, true)?;
+                if !is_known {
+                    note_unused(&name);
+                }
             }
             Self::Resume { name } => {
                 queues::resume(&*client, &name).await.map_err(in_words)?;
@@ -48,6 +52,12 @@ impl QueueCommand {
         client.close().await;
         Ok(Exit::Done)
     }
+}
+
+/// It may be a slip of the pen. Pausing a queue before anything is in it is good practice all the same.
+#[expect(clippy::print_stderr, reason = "a note beside the answer, seen by a person")]
+fn note_unused(name: &str) {
+    eprintln!("musterd: note: nobody has used queue {name} yet; it stays paused for whoever does");
 }
 
 fn print(global: &Global, queues: &[queues::Shown]) -> Result<()> {

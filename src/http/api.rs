@@ -166,6 +166,7 @@ fn book() -> Book {
         .post("/batches/{id}/append", submit::append)
         .post("/batches/{id}/hold", batches::hold)
         .post("/batches/{id}/release", batches::release)
+        .post("/batches/{id}/redrive", batches::redrive)
         .post("/batches/{id}/abort", batches::abort)
         .get("/tasks", tasks::list)
         .post("/tasks", tasks::enqueue)

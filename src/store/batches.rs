@@ -1,5 +1,6 @@
 //! Batches: counted, finished, looked at.
 
+use super::moment;
 use crate::json::Json;
 use deadpool_postgres::Object;
 use serde::Serialize;
@@ -244,8 +245,8 @@ impl Progress {
             aborting: row.get("aborting"),
             generation: row.get("generation"),
             parent_id: row.get("parent_id"),
-            created_at: row.get("created_at"),
-            finished_at: row.get("finished_at"),
+            created_at: moment::of(row, "created_at"),
+            finished_at: moment::maybe(row, "finished_at"),
             outputs: row.get("outputs"),
         }
     }

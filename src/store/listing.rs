@@ -1,6 +1,6 @@
 //! What people page through: batches, and the rows of one. By key, never by offset, and never by a scan.
 
-use super::{batches::Progress, page};
+use super::{batches::Progress, moment, page};
 use crate::json::Json;
 use serde::Serialize;
 use tokio_postgres::{Client, Error, Row, types::ToSql};
@@ -86,7 +86,7 @@ impl RowView {
             error: row.get("error"),
             input: row.get("input"),
             result: row.get("result"),
-            finished_at: row.get("finished_at"),
+            finished_at: moment::maybe(row, "finished_at"),
         }
     }
 

@@ -56,6 +56,16 @@ pub async fn list(client: &impl GenericClient) -> Result<Vec<Shown>, Error> {
     Ok(client.query(SQL, &[]).await?.iter().map(shown).collect())
 }
 
+/// Whether a worker, a command or open work has ever named this queue: pausing another one may be a slip.
+pub async fn is_known(client: &impl GenericClient, name: &str) -> Result<bool, Error> {
+    const SQL: &str = "SELECT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1)
+            OR EXISTS (SELECT FROM musterd.commands c WHERE c.queue = $1)
+            OR EXISTS (SELECT FROM musterd.tasks t WHERE t.queue = $1 AND t.state = 'queued')
+            OR EXISTS (SELECT FROM musterd.tasks t WHERE t.queue = $1 AND t.state = 'scheduled')
+            OR EXISTS (SELECT FROM musterd.batches b WHERE b.queue = $1 AND b.summarized_at IS NULL)";
+    Ok(client.query_one(SQL, &[&name]).await?.get(0))
+}
+
 /// Nothing new starts in this queue until it is resumed, on any replica, whatever restarts meanwhile.
 pub async fn pause(client: &impl GenericClient, name: &str) -> Result<(), Error> {
     client.query("SELECT musterd.pause_queue($1)", &[&name]).await.map(|_| ())

@@ -1,5 +1,6 @@
 //! What the database knows about why something is, or is not, moving. Facts only; [`crate::why`] puts them into words.
 
+use super::moment;
 use jiff::Timestamp;
 use tokio_postgres::{Error, GenericClient};
 
@@ -108,7 +109,7 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
                (SELECT NULLIF(pg_catalog.min(k.available_at), 'infinity') FROM musterd.blocks k
                  WHERE k.batch_id = b.id AND k.worker IS NULL AND k.available_at > pg_catalog.now()) AS next_due,
                r.retrying, r.next_attempt, r.last_error,
-               (SELECT COALESCE(pg_catalog.sum(y.succeeded + y.failed), 0)::bigint FROM musterd.tallies y
+               (SELECT COALESCE(pg_catalog.sum(GREATEST(y.succeeded + y.failed, 0)), 0)::bigint FROM musterd.tallies y
                  WHERE y.batch_id = b.id AND y.at > pg_catalog.now() - interval '1 minute') AS recent,
                (SELECT pg_catalog.max(y.at) FROM musterd.tallies y WHERE y.batch_id = b.id) AS last_tally,
                (SELECT pg_catalog.count(*) FROM musterd.batches o
@@ -140,12 +141,12 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
         on_budget: row.get("on_budget"),
         blocks_owned: row.get("blocks_owned"),
         blocks_due: row.get("blocks_due"),
-        next_due: row.get("next_due"),
+        next_due: moment::maybe(&row, "next_due"),
         retrying: row.get("retrying"),
         next_attempt: row.get("next_attempt"),
         last_error: row.get("last_error"),
         recent: row.get("recent"),
-        last_tally: row.get("last_tally"),
+        last_tally: moment::maybe(&row, "last_tally"),
         error: row.get("error"),
         ahead: row.get("ahead"),
     };

@@ -1,4 +1,4 @@
-//! Holding, releasing and aborting batches: the functions of the SQL API, with answers that a person can read.
+//! Holding, releasing, aborting and redriving batches: the functions of the SQL API, with answers that a person can read.
 
 use tokio_postgres::{Client, Error, error::SqlState};
 
@@ -15,6 +15,8 @@ pub enum Steer {
     Hold,
     Release,
     Abort,
+    /// Its failed rows again, in a new generation.
+    Redrive,
 }
 
 impl Steer {
@@ -23,6 +25,7 @@ impl Steer {
             Self::Hold => "hold",
             Self::Release => "release",
             Self::Abort => "abort",
+            Self::Redrive => "redrive",
         }
     }
 }
@@ -34,6 +37,7 @@ pub async fn steer(client: &Client, id: i64, what: Steer) -> Result<String, Stee
         Steer::Hold => "SELECT musterd.hold(b.id) FROM musterd.batches b WHERE b.id = $1",
         Steer::Release => "SELECT musterd.release(b.id) FROM musterd.batches b WHERE b.id = $1",
         Steer::Abort => "SELECT musterd.abort(b.id) FROM musterd.batches b WHERE b.id = $1",
+        Steer::Redrive => "SELECT musterd.redrive(b.id) FROM musterd.batches b WHERE b.id = $1",
     };
     let row = client.query_opt(sql, &[&id]).await.map_err(|source| match source.code() {
         Some(code) if *code == SqlState::NO_DATA_FOUND => SteeringError::Unknown { id },

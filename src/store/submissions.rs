@@ -24,8 +24,13 @@ fn failed(operation: &'static str) -> impl Fn(Error) -> SubmissionError {
     move |source| match source.as_db_error() {
         // Our own functions raise with words meant for the user.
         Some(db)
-            if [SqlState::CHECK_VIOLATION, SqlState::UNIQUE_VIOLATION, SqlState::NO_DATA_FOUND]
-                .contains(db.code()) =>
+            if [
+                SqlState::CHECK_VIOLATION,
+                SqlState::UNIQUE_VIOLATION,
+                SqlState::NO_DATA_FOUND,
+                SqlState::INVALID_PARAMETER_VALUE,
+            ]
+            .contains(db.code()) =>
         {
             let hint = db.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
             SubmissionError::Refused { message: db.message().to_owned(), hint }

@@ -1,5 +1,6 @@
 //! The list of workers: who they are, what their configurations declare, and who still beats.
 
+use super::moment;
 use crate::{config::Config, handler::Registry, worker_id::WorkerId};
 use serde::Serialize;
 use tokio_postgres::{
@@ -206,9 +207,9 @@ impl Listed {
             tasks: row.get("tasks"),
             trouble: row.get("trouble"),
             last_beat_seconds: row.get::<_, f64>("age").max(0.0),
-            started_at: row.get("started_at"),
-            seen_at: row.get("seen_at"),
-            ended_at: row.get("ended_at"),
+            started_at: moment::of(row, "started_at"),
+            seen_at: moment::of(row, "seen_at"),
+            ended_at: moment::maybe(row, "ended_at"),
         }
     }
 }

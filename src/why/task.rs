@@ -70,7 +70,10 @@ pub async fn task_with(
 }
 
 fn scheduled(id: i64, task: &tasks::Shown) -> Reason {
-    let when = task.run_at.map(|at| at.to_string()).unwrap_or_default();
+    let Some(when) = task.run_at else {
+        let sentence = format!("task {id} waited for others, which have all ended: the next sweep starts it");
+        return Reason::new("waiting_for_tasks", sentence);
+    };
     match &task.error {
         Some(error) => Reason::new(
             "backoff",

@@ -114,6 +114,8 @@ async fn a_batch_is_held_appended_to_released_and_aborted() {
     assert_eq!(released["id"], id);
     assert_eq!(ended(&caller, &id).await["succeeded"], 3);
     caller.post(&at("append"), &csv, "a\n4\n").await.problem(409, "conflict");
+    let nothing_failed = caller.post(&at("redrive"), &[], "").await.json(200);
+    assert_eq!(nothing_failed, json!({ "id": id, "state": "succeeded" }));
 
     let id = caller.post("/v1/batches?command=sleep", &[NDJSON], "1\n2").await.json(201)["id"].clone();
     let held = caller.post(&format!("/v1/batches/{id}/hold"), &[], "").await.json(200);
@@ -121,6 +123,8 @@ async fn a_batch_is_held_appended_to_released_and_aborted() {
     let aborted = caller.post(&format!("/v1/batches/{id}/abort"), &[JSON], "").await.json(200);
     assert!(["aborting", "aborted"].contains(&aborted["state"].as_str().unwrap()), "{aborted}");
     assert_eq!(ended(&caller, &id).await["aborted"], 2);
+    caller.post(&format!("/v1/batches/{id}/redrive"), &[], "").await.problem(409, "conflict");
+    caller.post("/v1/batches/4711/redrive", &[], "").await.problem(404, "not_found");
 }
 
 #[tokio::test(flavor = "multi_thread")]

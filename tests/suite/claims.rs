@@ -81,7 +81,9 @@ async fn tasks_are_claimed_with_a_new_session_after_one_has_failed() {
         let task = number(&ledger.client, "SELECT musterd.enqueue('noop')").await;
         assert_eq!(end_of(&ledger.client, task).await, "succeeded");
     }
-    daemon.wait_for_log(SOON, |line| line.contains("cannot claim tasks; trying again")).await;
+    let told =
+        |line: &str| line.contains("cannot claim; trying again") && line.contains("\"work\":\"tasks\"");
+    daemon.wait_for_log(SOON, told).await;
 }
 
 /// The look whether there is anything takes long, and the drain comes meanwhile.

@@ -68,6 +68,41 @@ async fn an_empty_batch_ends_at_once_unless_it_is_held() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rows_may_come_as_a_literal_without_a_type_as_json_as_text_or_as_an_array() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let forms = [
+        "'[1, 2]'",
+        "rows => '[1, 2]'",
+        "'[1, 2]'::json",
+        "'[1, 2]'::jsonb",
+        "'[1, 2]'::text",
+        "'[1, 2]'::varchar",
+        "'{1, 2}'::jsonb[]",
+        "rows => ARRAY['1', '2']::jsonb[]",
+    ];
+    for form in forms {
+        let id = value(&client, &format!("SELECT musterd.submit_batch('work', {form})")).await;
+        assert_eq!(value(&client, &format!("SELECT musterd.append_rows({id}, {form})")).await, "4", "{form}");
+        let inputs = format!(
+            "SELECT string_agg(input::text, ',' ORDER BY line) FROM musterd.rows WHERE batch_id = {id}"
+        );
+        assert_eq!(value(&client, &inputs).await, "1,2,1,2", "{form}");
+    }
+    // A driver that leaves the types to the server sends text.
+    let row = client.query_one("SELECT musterd.submit_batch($1, $2)", &[&"work", &"[1, 2]"]).await.unwrap();
+    let id: i64 = row.get(0);
+    let row = client.query_one("SELECT musterd.append_rows($1, $2)", &[&id, &"[3]"]).await.unwrap();
+    assert_eq!(row.get::<_, i32>(0), 3);
+    // What is no JSON is refused without a word of it.
+    let wrong = "SELECT musterd.submit_batch('work', '[{\"canary\": tru}]')";
+    let error = client.simple_query(wrong).await.unwrap_err();
+    let told = error.as_db_error().unwrap();
+    assert_eq!((told.code().code(), told.detail()), ("22023", None));
+    assert!(!format!("{told:?}").contains("canary"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_a_batch_is_refused_with_its_reason() {
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -76,11 +111,15 @@ async fn what_cannot_be_a_batch_is_refused_with_its_reason() {
         ("NULL::jsonb[]", "22004 rows is null"),
         ("ARRAY[['1'], ['2']]::jsonb[]", "2202E rows has 2 dimensions"),
         ("'{}'::jsonb", "22023 rows is a JSON object"),
-        ("NULL::jsonb", "22023 rows is a JSON nothing"),
-        ("'[]'::jsonb, max_failed_percent => 101", "23514"),
-        ("'[]'::jsonb, max_failed => -1", "23514"),
-        ("'[]'::jsonb, on_budget => 'panic'", "23514"),
-        ("'[]'::jsonb, row_timeout => '0 s'", "23514"),
+        ("NULL::jsonb", "22004 rows is null: give a JSON array"),
+        ("NULL", "22004 rows is null: give a JSON array"),
+        ("'{}'", "22023 rows is a JSON object"),
+        ("'{\"{\\\"a\\\": 1}\"}'", "22023 rows is not JSON"),
+        (r#"'["\u0000"]'::json"#, "22023 rows is not JSON that can be stored"),
+        ("'[]'::jsonb, max_failed_percent => 101", "22023 max_failed_percent is 101"),
+        ("'[]'::jsonb, max_failed => -1", "22023 max_failed is -1"),
+        ("'[]'::jsonb, on_budget => 'panic'", "22023 on_budget is \"panic\""),
+        ("'[]'::jsonb, row_timeout => '0 s'", "22023 row_timeout is 00:00:00"),
         ("'[]'::jsonb, parent_id => 4711", "P0002 no task 4711"),
     ];
     for (arguments, reason) in wrong {

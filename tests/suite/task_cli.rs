@@ -73,20 +73,61 @@ async fn every_option_of_enqueue_reaches_the_task() {
     let joined = enqueue(&config, &["report", "{\"a\": 3}", "--dedup-key", "d", "--replace"]).await;
     assert_eq!(joined, id);
     assert_eq!(shown(&client, id, "payload").await, "{\"a\": 3}");
-    let at = enqueue(&config, &["report", "--run-at", "2999-12-24T18:00:00Z"]).await;
-    assert_eq!(shown(&client, at, "state, run_at AT TIME ZONE 'UTC'").await, "scheduled|2999-12-24 18:00:00");
+    let at = enqueue(&config, &["report", "--run-at", "2099-12-24T18:00:00Z"]).await;
+    assert_eq!(shown(&client, at, "state, run_at AT TIME ZONE 'UTC'").await, "scheduled|2099-12-24 18:00:00");
     let uncle =
         enqueue(&config, &["report", "--after", &first.to_string(), "--after", &at.to_string()]).await;
     assert_eq!(json_of(&config, &["task", "show", &uncle.to_string()]).await["after"], json!([first, at]));
     for wrong in [
         &["enqueue", "a b"][..],
         &["enqueue", "c", "{"],
-        &["enqueue", "c", "--delay", "1h", "--run-at", "2999-12-24T18:00:00Z"],
+        &["enqueue", "c", "--delay", "1h", "--run-at", "2099-12-24T18:00:00Z"],
     ] {
         assert_eq!(config.musterd(wrong).await.status.code(), Some(2), "{wrong:?}");
     }
     let missing = config.musterd(&["enqueue", "c", "--after", "4711"]).await;
     assert!(refusal(&missing).contains("no task 4711 to wait for"), "{missing:?}");
+    for (wrong, words) in [
+        (["--timeout", "0s"], "timeout is 00:00:00 (It is above nought"),
+        (["--delay", "100000 years"], "delay is more than a hundred years ahead"),
+        (["--run-at", "9999-01-01T00:00:00Z"], "run_at is more than a hundred years ahead"),
+    ] {
+        let output = config.musterd(&[&["enqueue", "c"][..], &wrong].concat()).await;
+        assert!(refusal(&output).contains(words), "{output:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn moments_that_no_calendar_has_are_shown_all_the_same() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = TestConfig::new(&db, "");
+    let task = enqueue(&config, &["noop"]).await.to_string();
+    let batch = text(&client, "SELECT musterd.submit_batch('noop', '[1]')").await;
+    // No function lets them in. A restore, or a superuser, may.
+    client
+        .batch_execute(
+            "UPDATE musterd.tasks SET run_at = '20000-01-01', created_at = '-infinity', finished_at = 'infinity';
+             INSERT INTO musterd.results (batch_id, line, state, finished_at) SELECT id, 1, 'succeeded', '-infinity' FROM musterd.batches;
+             INSERT INTO musterd.workers (id, host, pid, version, started_at, seen_at, ended_at)
+             VALUES ('w', 'h', 1, '0', '-infinity', '20000-01-01', 'infinity')",
+        )
+        .await
+        .unwrap();
+    let shown = json_of(&config, &["task", "show", &task]).await;
+    assert_eq!(shown["run_at"], "9999-12-30T22:00:00.999999999Z");
+    for args in [
+        &["task", "list"][..],
+        &["task", "show", &task],
+        &["why", "task", &task],
+        &["batch", "list"],
+        &["batch", "show", &batch],
+        &["batch", "rows", &batch],
+        &["worker", "list"],
+    ] {
+        printed(&config.musterd(args).await);
+        json_of(&config, args).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -186,4 +227,13 @@ async fn queues_are_listed_paused_and_resumed() {
         json!({"name": "default", "paused": false})
     );
     assert_eq!(end_of(&client, id).await, "succeeded");
+    // Pausing what nobody has used yet is no mistake, but may be a slip.
+    let noted = async |name: &str| {
+        let output = config.musterd(&["queue", "pause", name]).await;
+        assert_eq!(printed(&output), format!("queue {name} is paused\n"));
+        String::from_utf8(output.stderr).unwrap().contains("nobody has used queue")
+    };
+    assert!(noted("defualt").await);
+    assert!(!noted("defualt").await, "it is known now");
+    assert!(!noted("lane").await);
 }

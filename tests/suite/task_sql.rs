@@ -110,6 +110,38 @@ async fn twenty_random_kills_leave_every_effect_exactly_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_exception_is_told_alike_with_a_daemon_and_without() {
+    let (db, client) = with_procedures().await;
+    client
+        .batch_execute(
+            "CREATE PROCEDURE nested(p_task_id bigint, p_payload jsonb) LANGUAGE plpgsql AS $$
+             BEGIN CALL raising(p_task_id, p_payload); END $$;
+             SELECT musterd.register_command(c, 'default', 'sql', 'app.' || c)
+               FROM unnest('{raising,nested,committing}'::text[]) c",
+        )
+        .await
+        .unwrap();
+    let commands = ["raising", "nested", "committing"];
+    let mut told = Vec::new();
+    for command in commands {
+        let id = enqueue(&client, &format!("'{command}', max_attempts => 1")).await;
+        client.batch_execute("CALL musterd.process_tasks()").await.unwrap();
+        told.push(field(&client, id, "error").await);
+    }
+    assert!(
+        told[0].starts_with("no stock (SQLSTATE P0001)\ndetail: shelf 7 is empty\ncontext: PL/pgSQL"),
+        "{told:?}"
+    );
+    let nested = "[handlers.nested]\nkind = \"sql\"\nprocedure = \"app.nested\"\nsearch_path = \"app\"\n";
+    let _daemon = Daemon::builder(&db, &config(nested)).start();
+    for (command, told) in commands.iter().zip(told) {
+        let id = enqueue(&client, &format!("'{command}', max_attempts => 1")).await;
+        assert_eq!(end_of(&client, id).await, "failed");
+        assert_eq!(field(&client, id, "error").await, told, "{command}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_dies_around_the_commit_has_all_of_it_or_nothing() {
     for (failpoint, after_the_crash) in
         [("sql.before_commit", "running|0|0"), ("sql.committed", "waiting|1|3")]

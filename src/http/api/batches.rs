@@ -100,6 +100,15 @@ pub(super) async fn release(
     steer(&api, place, query, Steer::Release).await
 }
 
+/// Its failed rows run again; the answer does not wait for them.
+pub(super) async fn redrive(
+    State(api): State<Api>,
+    place: Place,
+    query: Query,
+) -> Result<Json<Steered>, Problem> {
+    steer(&api, place, query, Steer::Redrive).await
+}
+
 /// Nothing more of it starts; it has ended when no worker holds a block of it. The answer does not wait for that.
 pub(super) async fn abort(
     State(api): State<Api>,

@@ -161,6 +161,7 @@ fn in_words(error: &tokio_postgres::error::DbError) -> Option<Problem> {
     let (status, code) = match *error.code() {
         SqlState::NO_DATA_FOUND => (StatusCode::NOT_FOUND, "not_found"),
         SqlState::UNIQUE_VIOLATION => (StatusCode::CONFLICT, "conflict"),
+        SqlState::INVALID_PARAMETER_VALUE => (StatusCode::UNPROCESSABLE_ENTITY, "not_storable"),
         SqlState::CHECK_VIOLATION if error.constraint().is_none() => (StatusCode::CONFLICT, "conflict"),
         _ => return None,
     };

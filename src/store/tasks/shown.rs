@@ -2,7 +2,10 @@
 
 use crate::{
     json::Json,
-    store::page::{self, Page},
+    store::{
+        moment,
+        page::{self, Page},
+    },
 };
 use serde::Serialize;
 use tokio_postgres::{Error, GenericClient, Row, types::ToSql};
@@ -46,9 +49,9 @@ impl Shown {
             attempt: row.get("attempt"),
             max_attempts: row.get("max_attempts"),
             crashes: row.get("crashes"),
-            run_at: row.get("run_at"),
-            created_at: row.get("created_at"),
-            finished_at: row.get("finished_at"),
+            run_at: moment::maybe(row, "run_at"),
+            created_at: moment::of(row, "created_at"),
+            finished_at: moment::maybe(row, "finished_at"),
             worker: row.get("worker"),
             dedup_key: row.get("dedup_key"),
             idempotency_key: row.get("idempotency_key"),
