@@ -202,7 +202,8 @@ fn verdict(line: i32, outcome: Outcome) -> Verdict {
 }
 
 fn print(verdicts: &[Verdict]) -> Result<()> {
-    let mut table = screen::table(["line", "verdict", "result or error"]);
+    let mut table =
+        screen::table([screen::whole("line"), screen::whole("verdict"), screen::prose("result or error")]);
     for verdict in verdicts {
         let mood = match verdict.outcome {
             "succeeded" => screen::Mood::Good,
@@ -213,7 +214,7 @@ fn print(verdicts: &[Verdict]) -> Result<()> {
         let said = verdict.error.as_deref().or(result).unwrap_or_default();
         table.add_row([Cell::new(verdict.line), screen::word(verdict.outcome, mood), Cell::new(said)]);
     }
-    screen::print(&table)
+    table.print()
 }
 
 async fn list(global: &Global) -> Result<Exit> {
@@ -225,7 +226,13 @@ async fn list(global: &Global) -> Result<Exit> {
         screen::json(&commands)?;
         return Ok(Exit::Done);
     }
-    let mut table = screen::table(["command", "kind", "queue", "workers", "procedure"]);
+    let mut table = screen::table([
+        screen::whole("command"),
+        screen::spare("kind", 2),
+        screen::spare("queue", 1),
+        screen::whole("workers"),
+        screen::spare("procedure", 3),
+    ]);
     for command in &commands {
         let mood = if command.workers > 0 { screen::Mood::Good } else { screen::Mood::Doubtful };
         table.add_row([
@@ -236,6 +243,6 @@ async fn list(global: &Global) -> Result<Exit> {
             Cell::new(command.procedure.as_deref().unwrap_or_default()),
         ]);
     }
-    screen::print(&table)?;
+    table.print()?;
     Ok(Exit::Done)
 }
