@@ -23,6 +23,11 @@ pub(super) fn line(text: &str) -> Result<()> {
     }
 }
 
+/// A word beside the answer, on stderr; whoever does not read it loses nothing.
+pub(super) fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "musterd: {text}");
+}
+
 /// Columns and lines of the terminal. One that does not know its size says nought: it is taken for the usual one.
 pub(super) fn size() -> (usize, usize) {
     let known = |side: u16, usual: usize| if side == 0 { usual } else { side.into() };
