@@ -5,7 +5,9 @@
 
 mod keys;
 mod layers;
+mod lines;
 mod problems;
+mod wanted;
 
 pub use layers::{ENV_PREFIX, Given, SHIPPED};
 pub use problems::{Problem, Problems, Severity};
@@ -17,6 +19,7 @@ use keys::{Known, fields_of, nearest};
 use layers::{Layers, Leaf};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
+use wanted::Wanted;
 
 /// Keys that hold a secret: redacted wherever they are shown, and readable from a file by `<key>_file`.
 pub const SECRET_KEYS: [&str; 5] =
@@ -27,7 +30,8 @@ fn is_secret(key: &str) -> bool {
     let path: Vec<&str> = key.split('.').collect();
     SECRET_KEYS.contains(&key)
         || matches!(path.as_slice(), ["handlers", .., "bearer_token" | "secret"] if path.len() >= 3)
-        || matches!(path.as_slice(), ["handlers", .., "headers", _])
+        // The name of a header may have dots.
+        || matches!(path.as_slice(), ["handlers", _, below @ .., _] if below.contains(&"headers"))
 }
 
 /// What Kubernetes gives a pod between SIGTERM and SIGKILL unless told otherwise.
@@ -98,22 +102,31 @@ impl Loaded {
 /// Reads all layers, or says everything that is wrong with them.
 pub fn load(given: &Given) -> Result<Loaded, ConfigError> {
     let mut problems = Problems::default();
-    let leaves = Layers::merge(given, &mut problems).leaves;
-    let sources: BTreeMap<String, String> = leaves.values().map(|l| (l.key(), l.source.clone())).collect();
-
-    let sound: Vec<&Leaf> = leaves.values().filter(|leaf| is_sound(leaf, &mut problems)).collect();
-    let config = assemble(&sound, &mut problems);
-    config.check(&mut problems);
-
-    problems.locate(|key| match sources.get(key) {
-        Some(source) if source != "default" => source.clone(),
-        _ => String::new(),
-    });
+    let leaves: Vec<Leaf> = Layers::merge(given, &mut problems).leaves.into_values().collect();
+    let (sound, unsound): (Vec<&Leaf>, Vec<&Leaf>) =
+        leaves.iter().partition(|leaf| is_sound(leaf, &mut problems));
+    let mut config = assemble(&sound, &mut problems);
+    // A queue of which nothing could be read is there all the same.
+    for queue in unsound.iter().filter(|leaf| leaf.path[0] == "queues").filter_map(|leaf| leaf.path.get(1)) {
+        config.queues.entry(queue.clone()).or_default();
+    }
+    problems.extend(config.problems(&sound), |key| !is_beside_the_point(key, &unsound));
+    problems.locate(&leaves);
     if problems.has_errors() {
         return Err(ConfigError { problems });
     }
     let values = sound.iter().map(|leaf| shown(leaf)).collect();
     Ok(Loaded { config, values, warnings: problems.warnings().cloned().collect() })
+}
+
+/// Whether a key has been complained of already, or belongs to a handler whose kind is not known.
+fn is_beside_the_point(key: &str, unsound: &[&Leaf]) -> bool {
+    unsound.iter().any(|leaf| match leaf.path.as_slice() {
+        [handlers, name, kind] if handlers == "handlers" && kind == "kind" => {
+            key.starts_with(&format!("handlers.{name}."))
+        }
+        _ => leaf.key() == key,
+    })
 }
 
 /// Whether a value has a key that exists and the type that key wants.
@@ -129,20 +142,37 @@ fn is_sound(leaf: &Leaf, problems: &mut Problems) -> bool {
     match leaf.alone().try_deserialize::<Config>() {
         Ok(_) => true,
         Err(error) => {
-            problems.error(&key, reason(error, is_secret(&key)));
+            problems.error(&key, complaint(leaf, error));
             false
         }
     }
 }
 
-/// The config crate's error in a person's words; a secret's value is left out.
-fn reason(error: ::config::ConfigError, secret: bool) -> String {
+/// What may stand there and what does, in a person's words; a secret's value is left out.
+fn complaint(leaf: &Leaf, error: ::config::ConfigError) -> String {
+    let key = leaf.key();
+    if is_secret(&key) {
+        return "the value has the wrong type".into();
+    }
+    let Some(rule) = Wanted::at::<Config>(&leaf.path).and_then(|wanted| wanted.rule(&key)) else {
+        return reason(error);
+    };
+    let found = match &leaf.value.kind {
+        ValueKind::String(text) => format!("{text:?}"),
+        ValueKind::Table(_) => "a table".into(),
+        ValueKind::Array(_) => "a list".into(),
+        other => other.to_string(),
+    };
+    format!("{rule}, not {found}")
+}
+
+/// The config crate's error without its wrapping.
+fn reason(error: ::config::ConfigError) -> String {
     match error {
-        _ if secret => "the value has the wrong type".into(),
         ::config::ConfigError::Type { unexpected, expected, .. } => {
             format!("expected {expected}, found {unexpected}")
         }
-        ::config::ConfigError::At { error, .. } => reason(*error, secret),
+        ::config::ConfigError::At { error, .. } => reason(*error),
         ::config::ConfigError::Message(message) => message,
         other => other.to_string(),
     }
@@ -157,7 +187,7 @@ fn assemble(sound: &[&Leaf], problems: &mut Problems) -> Config {
         Ok(config) => config,
         Err(error) => {
             // Every value was good alone, so this is a value beside a table of the same name.
-            problems.error("configuration", reason(error, false));
+            problems.error("configuration", reason(error));
             Config::default()
         }
     }
@@ -235,6 +265,21 @@ fn shown(leaf: &Leaf) -> Shown {
 }
 
 impl Config {
+    /// What is wrong with values that are good each by itself.
+    fn problems(&self, leaves: &[&Leaf]) -> Problems {
+        let mut problems = Problems::default();
+        self.check(&mut problems);
+        for leaf in leaves.iter().filter(|leaf| !leaf.is_default()) {
+            if let [section, name, field, ..] = leaf.path.as_slice()
+                && section == "handlers"
+                && let Some(handler) = self.handlers.get(name)
+            {
+                handler.kind.refuse_foreign(name, field, &mut problems);
+            }
+        }
+        problems
+    }
+
     fn check(&self, problems: &mut Problems) {
         // Taken apart so that a new section does not compile until it is checked.
         let Self {
@@ -255,9 +300,7 @@ impl Config {
         } = self;
         database.check(problems);
         liveness.check(problems);
-        if liveness.backend == liveness::Backend::Redis {
-            redis.check(problems);
-        }
+        redis.check(problems);
         claim.check(problems);
         batcher.check(problems);
         completion.check(problems);
@@ -269,7 +312,7 @@ impl Config {
         retry.check(problems);
         submit.check(problems);
         for (name, queue) in queues {
-            queue.check(&format!("queues.{name}"), problems);
+            queue.check(name, problems);
         }
         for (name, handler) in handlers {
             handler.check(name, queues.keys(), problems);

@@ -43,7 +43,13 @@ impl Default for Config {
 }
 
 impl Config {
-    pub(crate) fn check(&self, section: &str, problems: &mut Problems) {
+    pub(crate) fn check(&self, name: &str, problems: &mut Problems) {
+        let section = format!("queues.{name}");
+        problems.unless(
+            is_valid_name(name),
+            &section,
+            "a queue's name is letters, digits and _-.: only, at most 100",
+        );
         problems.unless(
             self.block_size.get() <= MAX_BLOCK,
             &format!("{section}.block_size"),

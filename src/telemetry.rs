@@ -3,7 +3,9 @@
 use crate::config::Problems;
 use serde::{Deserialize, Serialize};
 use std::io::IsTerminal;
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    EnvFilter, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+};
 
 /// The `[log]` section.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -32,6 +34,15 @@ impl Default for Config {
 
 impl Config {
     pub(crate) fn check(&self, problems: &mut Problems) {
+        let directives = self.level.split(',').map(str::trim).filter(|directive| !directive.is_empty());
+        for word in directives.filter(|directive| !directive.contains(['=', '['])) {
+            // A filter takes any other word for a target, and then says nothing of all the others.
+            problems.unless(
+                word.parse::<LevelFilter>().is_ok(),
+                "log.level",
+                format!("{word:?} is no level: off, error, warn, info, debug or trace; of one part, musterd::flow=debug"),
+            );
+        }
         if let Err(error) = filter(&self.level) {
             problems.error("log.level", format!("is not a log filter: {error}"));
         }

@@ -63,10 +63,10 @@ fn show(global: &Global) -> Result<Exit> {
         }))?;
         return Ok(Exit::Done);
     }
-    let mut table = screen::table(["key", "value", "from"]);
+    let mut table = screen::table([screen::whole("key"), screen::prose("value"), screen::prose("from")]);
     for value in &loaded.values {
         table.add_row([value.key.clone(), screen::value(&value.value), value.source.clone()]);
     }
-    screen::print(&table)?;
+    table.print()?;
     Ok(Exit::Done)
 }

@@ -42,7 +42,12 @@ impl Doctor {
 }
 
 fn print(checks: &[Check]) -> Result<()> {
-    let mut table = screen::table(["check", "verdict", "found", "what to do"]);
+    let mut table = screen::table([
+        screen::whole("check"),
+        screen::whole("verdict"),
+        screen::prose("found"),
+        screen::prose("what to do"),
+    ]);
     for check in checks {
         let verdict = match check.verdict {
             Verdict::Pass => screen::word("pass", screen::Mood::Good),
@@ -56,5 +61,5 @@ fn print(checks: &[Check]) -> Result<()> {
             Cell::new(check.advice.as_deref().unwrap_or_default()),
         ]);
     }
-    screen::print(&table)
+    table.print()
 }

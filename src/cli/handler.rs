@@ -178,7 +178,8 @@ fn show(exchanges: &[Exchange]) -> Result<()> {
 }
 
 fn print(verdicts: &[Verdict]) -> Result<()> {
-    let mut table = screen::table(["line", "verdict", "result or error"]);
+    let mut table =
+        screen::table([screen::whole("line"), screen::whole("verdict"), screen::prose("result or error")]);
     for verdict in verdicts {
         table.add_row([
             Cell::new(verdict.line.unwrap_or_default()),
@@ -186,7 +187,7 @@ fn print(verdicts: &[Verdict]) -> Result<()> {
             Cell::new(verdict.said().unwrap_or_default()),
         ]);
     }
-    screen::print(&table)
+    table.print()
 }
 
 async fn list(global: &Global) -> Result<Exit> {
@@ -198,7 +199,13 @@ async fn list(global: &Global) -> Result<Exit> {
         screen::json(&commands)?;
         return Ok(Exit::Done);
     }
-    let mut table = screen::table(["command", "kind", "queue", "workers", "procedure"]);
+    let mut table = screen::table([
+        screen::whole("command"),
+        screen::spare("kind", 2),
+        screen::spare("queue", 1),
+        screen::whole("workers"),
+        screen::spare("procedure", 3),
+    ]);
     for command in &commands {
         let mood = if command.workers > 0 { screen::Mood::Good } else { screen::Mood::Doubtful };
         table.add_row([
@@ -209,6 +216,6 @@ async fn list(global: &Global) -> Result<Exit> {
             Cell::new(command.procedure.as_deref().unwrap_or_default()),
         ]);
     }
-    screen::print(&table)?;
+    table.print()?;
     Ok(Exit::Done)
 }

@@ -21,9 +21,9 @@ pub(super) struct InputFile {
     /// csv, ndjson or json; by the file's name or its first bytes when left out.
     #[arg(long, value_name = "FORMAT", value_parser = ["csv", "ndjson", "json"])]
     format: Option<String>,
-    /// CSV: what stands between two fields.
-    #[arg(long, value_name = "CHAR", default_value = ",", value_parser = CsvOptions::character)]
-    delimiter: char,
+    /// CSV: what stands between two fields; when left out a tab in a .tsv file, else a comma, semicolon or tab, by the header.
+    #[arg(long, value_name = "CHAR", value_parser = CsvOptions::character)]
+    delimiter: Option<char>,
     /// CSV: what stands around a field.
     #[arg(long, value_name = "CHAR", default_value = "\"", value_parser = CsvOptions::character)]
     quote: char,
@@ -66,21 +66,26 @@ impl InputFile {
     }
 
     fn format_of(&self, head: &[u8]) -> Result<Format> {
-        let csv = CsvOptions::new(self.delimiter, self.quote)?;
         let extension = self.file.extension().and_then(|extension| extension.to_str());
-        let guessed = || Format::guess(extension, head);
-        Ok(match self.format.as_deref() {
-            Some("csv") => Format::Csv(csv),
-            Some("ndjson") => Format::Ndjson,
-            Some("json") => Format::JsonArray,
-            _ => match guessed() {
-                Some(Format::Csv(_)) => Format::Csv(csv),
-                Some(format) => format,
-                // A first line that is JSON all by itself: `seq 10` is.
-                None if first_line_is_json(head) => Format::Ndjson,
-                None => bail!("cannot tell the format of {}: say --format csv, ndjson or json", self.shown()),
-            },
+        Ok(match (self.format.as_deref(), Format::guess(extension, head)) {
+            (Some("ndjson"), _) => Format::Ndjson,
+            (Some("json"), _) => Format::JsonArray,
+            (Some(_), Some(Format::Csv(guessed))) | (None, Some(Format::Csv(guessed))) => {
+                self.csv(guessed)?
+            }
+            (Some(_), _) => self.csv(CsvOptions::default())?,
+            (None, Some(format)) => format,
+            // Nothing at all is no rows in any format. A first line that is JSON all by itself: `seq 10` is.
+            (None, None) if head.trim_ascii().is_empty() || first_line_is_json(head) => Format::Ndjson,
+            (None, None) => {
+                bail!("cannot tell the format of {}: say --format csv, ndjson or json", self.shown())
+            }
         })
+    }
+
+    fn csv(&self, guessed: CsvOptions) -> Result<Format> {
+        let delimiter = self.delimiter.unwrap_or_else(|| guessed.delimiter().into());
+        Ok(Format::Csv(CsvOptions::new(delimiter, self.quote)?))
     }
 }
 

@@ -90,7 +90,12 @@ async fn status(global: &Global, client: &tokio_postgres::Client) -> Result<Exit
         screen::json(&migrations)?;
         return Ok(Exit::Done);
     }
-    let mut table = screen::table(["version", "name", "state", "applied"]);
+    let mut table = screen::table([
+        screen::whole("version"),
+        screen::whole("name"),
+        screen::whole("state"),
+        screen::spare("applied", 1),
+    ]);
     for migration in &migrations {
         table.add_row([
             format!("V{}", migration.version),
@@ -99,7 +104,7 @@ async fn status(global: &Global, client: &tokio_postgres::Client) -> Result<Exit
             migration.applied_on.map(|at| at.to_string()).unwrap_or_default(),
         ]);
     }
-    screen::print(&table)?;
+    table.print()?;
     Ok(Exit::Done)
 }
 

@@ -65,15 +65,15 @@ fn print(global: &Global, queues: &[queues::Shown]) -> Result<()> {
         return screen::json(&queues);
     }
     let mut table = screen::table([
-        "queue",
-        "state",
-        "mode",
-        "fibers",
-        "workers",
-        "tasks",
-        "running",
-        "batches",
-        "rows waiting",
+        screen::whole("queue"),
+        screen::whole("state"),
+        screen::spare("mode", 7),
+        screen::spare("fibers", 6),
+        screen::spare("workers", 1),
+        screen::spare("tasks", 2),
+        screen::spare("running", 3),
+        screen::spare("batches", 4),
+        screen::whole("rows waiting"),
     ]);
     for queue in queues {
         let state = match queue.paused {
@@ -92,5 +92,5 @@ fn print(global: &Global, queues: &[queues::Shown]) -> Result<()> {
             Cell::new(screen::grouped(queue.rows_queued)),
         ]);
     }
-    screen::print(&table)
+    table.print()
 }

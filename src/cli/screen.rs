@@ -1,9 +1,13 @@
 //! What people see: tables and colours on a terminal, JSON for machines.
 
+mod table;
+
+pub(super) use table::{Column, prose, spare, table, whole};
+
 use anyhow::Result;
-use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
+use comfy_table::{Cell, Color};
 use serde::Serialize;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 /// Prints a value as indented JSON.
 pub(super) fn json(value: &impl Serialize) -> Result<()> {
@@ -19,21 +23,15 @@ pub(super) fn line(text: &str) -> Result<()> {
     }
 }
 
-/// Prints a table, without the blanks that fill its last column.
-pub(super) fn print(table: &Table) -> Result<()> {
-    line(&table.trim_fmt())
+/// A word beside the answer, on stderr; whoever does not read it loses nothing.
+pub(super) fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "musterd: {text}");
 }
 
-/// A table that fits the terminal; plain columns when it is read by a program.
-pub(super) fn table<const N: usize>(header: [&str; N]) -> Table {
-    let mut table = Table::new();
-    let arrangement = match std::io::stdout().is_terminal() {
-        true => ContentArrangement::Dynamic,
-        false => ContentArrangement::Disabled,
-    };
-    table.load_style(presets::NOTHING).set_content_arrangement(arrangement);
-    table.set_header(header.map(str::to_uppercase));
-    table
+/// Columns and lines of the terminal. One that does not know its size says nought: it is taken for the usual one.
+pub(super) fn size() -> (usize, usize) {
+    let known = |side: u16, usual: usize| if side == 0 { usual } else { side.into() };
+    crossterm::terminal::size().map_or((80, 24), |(width, height)| (known(width, 80), known(height, 24)))
 }
 
 /// A value as a person would write it: text without quotes, unless it is empty.

@@ -17,7 +17,10 @@ use musterd::{
     queue,
     traceparent::Traceparent,
 };
-use std::time::{Duration, Instant};
+use std::{
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -86,7 +89,7 @@ pub(super) fn name(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn context(text: &str) -> Result<Json, String> {
-    check(text).map_err(|refusal| format!("not JSON that can be stored: {refusal:?}"))?;
+    check(text).map_err(|refusal| refusal.to_string())?;
     Ok(Json::from_text(text))
 }
 
@@ -107,6 +110,9 @@ impl Submit {
         let submitted = with_bar(submitting, &meter, size).await;
         let submitted = submitted.with_context(|| format!("{} was not submitted", self.input.shown()))?;
         client.close().await;
+        if submitted.rows == 0 {
+            screen::note(&format!("{} has no rows: the batch is empty", self.input.shown()));
+        }
         self.report(global, &submitted, &meter, began.elapsed())?;
         if self.wait {
             return batch::wait(global, &loaded.config.database, submitted.id).await;
@@ -162,7 +168,8 @@ impl Submit {
             // With --wait the batch itself is printed at its end.
             return if self.wait { Ok(()) } else { screen::json(submitted) };
         }
-        if self.wait {
+        // Whoever reads this by a program finds the id on the first line, with --wait too.
+        if self.wait && std::io::stdout().is_terminal() {
             let again = if submitted.repeated { " (was there already)" } else { "" };
             let rate = submitted.rows as f64 / took.as_secs_f64().max(1e-6);
             return screen::line(&format!(

@@ -191,7 +191,15 @@ impl List {
             screen::json(&found)?;
             return Ok(Exit::Done);
         }
-        let mut table = screen::table(["task", "state", "command", "queue", "attempt", "parent", "error"]);
+        let mut table = screen::table([
+            screen::whole("task"),
+            screen::whole("state"),
+            screen::whole("command"),
+            screen::spare("queue", 1),
+            screen::spare("attempt", 2),
+            screen::spare("parent", 3),
+            screen::prose("error"),
+        ]);
         for task in &found {
             table.add_row([
                 comfy_table::Cell::new(task.id),
@@ -203,7 +211,7 @@ impl List {
                 comfy_table::Cell::new(first_line(task.error.as_deref().unwrap_or_default())),
             ]);
         }
-        screen::print(&table)?;
+        table.print()?;
         if found.len() as i64 == filter.limit {
             let last = found.last().map(|task| task.id).unwrap_or_default();
             screen::line(&format!("more: musterd task list --before {last}"))?;
@@ -251,7 +259,8 @@ fn print(global: &Global, task: &Shown) -> Result<()> {
     if global.json {
         return screen::json(task);
     }
-    let mut table = screen::table(["task", &task.id.to_string()]);
+    let id = task.id.to_string();
+    let mut table = screen::table([screen::whole("task"), screen::prose(&id)]);
     let mut row = |name: &str, value: comfy_table::Cell| {
         table.add_row([comfy_table::Cell::new(name), value]);
     };
@@ -283,7 +292,7 @@ fn print(global: &Global, task: &Shown) -> Result<()> {
     if let Some(error) = &task.error {
         row("error", plain(error.clone()));
     }
-    screen::print(&table)
+    table.print()
 }
 
 pub(super) fn mood(state: &str) -> screen::Mood {

@@ -61,7 +61,7 @@ async fn once(global: &Global, config: &Config, interval: Duration) -> Result<Ex
         return Ok(Exit::Done);
     }
     let size = match std::io::stdout().is_terminal() {
-        true => terminal::size(),
+        true => screen::size(),
         false => terminal::UNBOUNDED,
     };
     for line in frame::frame(&picture, &View::default(), size.0, usize::MAX) {
@@ -87,7 +87,7 @@ async fn live(config: &Config, interval: Duration) -> Result<Exit> {
     let (mut view, mut events, mut jobs) = (View::default(), EventStream::new(), Jobs::new());
     jobs.push(after(interval, eye));
     loop {
-        let (width, height) = terminal::size();
+        let (width, height) = screen::size();
         terminal.draw(&frame::frame(&picture, &view, width, height))?;
         musterd::failpoint!("top.drawn");
         tokio::select! {

@@ -52,7 +52,15 @@ fn print(global: &Global, found: &[Listed]) -> Result<()> {
     if global.json {
         return screen::json(&found);
     }
-    let mut table = screen::table(["worker", "state", "queues", "blocks", "rows", "last beat", "version"]);
+    let mut table = screen::table([
+        screen::whole("worker"),
+        screen::whole("state"),
+        screen::spare("queues", 3),
+        screen::spare("blocks", 4),
+        screen::spare("rows", 2),
+        screen::spare("last beat", 1),
+        screen::spare("version", 5),
+    ]);
     for worker in found {
         table.add_row([
             comfy_table::Cell::new(&worker.id),
@@ -64,14 +72,14 @@ fn print(global: &Global, found: &[Listed]) -> Result<()> {
             comfy_table::Cell::new(&worker.version),
         ]);
     }
-    screen::print(&table)
+    table.print()
 }
 
 fn print_one(global: &Global, worker: &Listed) -> Result<()> {
     if global.json {
         return screen::json(worker);
     }
-    let mut table = screen::table(["worker", worker.id.as_str()]);
+    let mut table = screen::table([screen::whole("worker"), screen::prose(&worker.id)]);
     let mut row = |name: &str, cell: comfy_table::Cell| {
         table.add_row([comfy_table::Cell::new(name), cell]);
     };
@@ -89,7 +97,7 @@ fn print_one(global: &Global, worker: &Listed) -> Result<()> {
     if let Some(ended) = worker.ended_at {
         row("ended", comfy_table::Cell::new(ended));
     }
-    screen::print(&table)
+    table.print()
 }
 
 fn state(worker: &Listed) -> comfy_table::Cell {

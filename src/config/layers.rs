@@ -1,13 +1,19 @@
 //! Where values come from: the shipped file, the user's file, the environment, flags; later ones win.
 
-use super::{Problems, is_secret};
+use super::{Config, Problems, is_secret, lines, wanted::Wanted};
 use config::{Environment, File, FileFormat, Map, Source, Value, ValueKind};
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    path::Path,
+};
 
 /// The file we ship is the defaults: one list, with a sentence for every key.
 pub const SHIPPED: &str = include_str!("../../config/musterd.toml");
 
 pub const ENV_PREFIX: &str = "MUSTERD";
+
+/// The source of what nobody has set.
+const DEFAULT: &str = "default";
 
 /// What a user gave besides the defaults.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +36,10 @@ pub(super) struct Leaf {
 }
 
 impl Leaf {
+    pub(super) fn is_default(&self) -> bool {
+        self.source == DEFAULT
+    }
+
     pub(super) fn key(&self) -> String {
         self.path.join(".")
     }
@@ -58,7 +68,7 @@ enum Shape {
 impl<'a> Layers<'a> {
     pub(super) fn merge(given: &Given, problems: &'a mut Problems) -> Self {
         let mut layers = Self { leaves: BTreeMap::new(), problems };
-        layers.lay(File::from_str(SHIPPED, FileFormat::Toml).collect(), Shape::Nested, |_| "default".into());
+        layers.lay(File::from_str(SHIPPED, FileFormat::Toml).collect(), Shape::Nested, |_| DEFAULT.into());
         let dev: Map<String, Value> =
             given.dev.iter().map(|(key, value)| (key.clone(), Value::new(None, value.clone()))).collect();
         layers.lay(Ok(dev), Shape::Dotted, |_| "the running `musterd dev`".into());
@@ -82,8 +92,10 @@ impl<'a> Layers<'a> {
         if let Err(error) = text.parse::<toml::Table>() {
             return self.problems.error(name, format!("not valid TOML{}", toml_mistake(&text, &error)));
         }
-        self.lay(File::from_str(&text, FileFormat::Toml).collect(), Shape::Nested, |_| {
-            format!("file {name}")
+        let lines = lines::of(&text);
+        self.lay(File::from_str(&text, FileFormat::Toml).collect(), Shape::Nested, |path| {
+            let line = lines.get(path).map(|line| format!(":{line}")).unwrap_or_default();
+            format!("file {name}{line}")
         });
     }
 
@@ -112,10 +124,21 @@ impl<'a> Layers<'a> {
         };
         let mut found = Vec::new();
         flatten(&[], &table, shape, &mut found);
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let mut laid = BTreeMap::new();
         for (path, value) in found {
             let leaf = Leaf { source: source(&path), path, value };
-            if let Some(leaf) = self.open_secret_file(leaf) {
-                self.leaves.insert(leaf.path.clone(), leaf);
+            let written = leaf.key();
+            let Some(leaf) = self.open_secret_file(leaf) else { continue };
+            match laid.entry(leaf.path.clone()) {
+                Entry::Occupied(other) => {
+                    let twice = format!("is set twice, by {} and by {written}: keep one", other.get());
+                    self.problems.error(leaf.key(), twice);
+                }
+                Entry::Vacant(place) => {
+                    place.insert(written);
+                    self.leaves.insert(leaf.path.clone(), leaf);
+                }
             }
         }
     }
@@ -166,6 +189,17 @@ fn variable_of(path: &[String]) -> String {
     format!("environment {ENV_PREFIX}__{}", path.join("__").to_uppercase())
 }
 
+/// A variable or flag is text. Where a list or a table belongs it is read as TOML writes one; else it stays as it is.
+fn parsed(path: &[String], value: &Value) -> Value {
+    let Some(Wanted::List | Wanted::Table) = Wanted::at::<Config>(path) else { return value.clone() };
+    let Ok(text) = value.clone().into_string() else { return value.clone() };
+    let read = File::from_str(&format!("value = {text}"), FileFormat::Toml).collect();
+    match read.ok().filter(|table| table.len() == 1).and_then(|mut table| table.remove("value")) {
+        Some(read) if matches!(read.kind, ValueKind::Array(_) | ValueKind::Table(_)) => read,
+        _ => value.clone(),
+    }
+}
+
 /// Every value that is not a table. An empty table counts as one: it may stand where a value belongs.
 fn flatten(
     above: &[String],
@@ -179,9 +213,14 @@ fn flatten(
             Shape::Nested => path.push(name.clone()),
             Shape::Dotted => path.extend(name.split('.').map(str::to_owned)),
         }
+        let value = match shape {
+            Shape::Nested => value.clone(),
+            Shape::Dotted => parsed(&path, value),
+        };
         match &value.kind {
-            ValueKind::Table(inner) if !inner.is_empty() => flatten(&path, inner, shape, found),
-            _ => found.push((path, value.clone())),
+            // Below a name that was taken apart the names are as they were written.
+            ValueKind::Table(inner) if !inner.is_empty() => flatten(&path, inner, Shape::Nested, found),
+            _ => found.push((path, value)),
         }
     }
 }

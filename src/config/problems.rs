@@ -1,5 +1,6 @@
 //! Everything that is wrong with a configuration, told at once.
 
+use super::layers::Leaf;
 use std::fmt;
 
 /// One thing to mend: which key, where it was set, what is wrong.
@@ -44,10 +45,28 @@ impl Problems {
         self.0.push(Problem { key, source: String::new(), message, severity });
     }
 
-    /// Says for every problem where its key was set.
-    pub(super) fn locate(&mut self, source_of: impl Fn(&str) -> String) {
+    /// Takes over those problems of another's whose key is wanted.
+    pub(super) fn extend(&mut self, more: Self, wanted: impl Fn(&str) -> bool) {
+        self.0.extend(more.0.into_iter().filter(|problem| wanted(&problem.key)));
+    }
+
+    /// Says for every problem where its key was set, and the other keys that it speaks of.
+    pub(super) fn locate(&mut self, leaves: &[Leaf]) {
+        let set: Vec<(String, &Leaf)> =
+            leaves.iter().filter(|leaf| !leaf.is_default()).map(|leaf| (leaf.key(), leaf)).collect();
         for problem in self.0.iter_mut().filter(|p| p.source.is_empty()) {
-            problem.source = source_of(&problem.key);
+            let section = format!("{}.", problem.key);
+            let own = set.iter().find(|(key, _)| *key == problem.key);
+            let own = own.or_else(|| set.iter().find(|(key, _)| key.starts_with(&section)));
+            let is_spoken_of = |key: &str| {
+                let mut words =
+                    problem.message.split(|c: char| !c.is_ascii_alphanumeric() && !"._".contains(c));
+                key != problem.key && words.any(|word| word.trim_end_matches('.') == key)
+            };
+            let others = set.iter().filter(|(key, _)| is_spoken_of(key));
+            let own = own.map(|(_, leaf)| leaf.source.clone());
+            let sources = own.into_iter().chain(others.map(|(key, leaf)| format!("{key}: {}", leaf.source)));
+            problem.source = sources.collect::<Vec<_>>().join("; ");
         }
     }
 

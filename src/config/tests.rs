@@ -219,6 +219,145 @@ fn sections_are_checked_against_each_other() {
 }
 
 #[test]
+fn lists_and_tables_are_set_by_variables_and_flags_too() {
+    let mut given = with_env(&[
+        ("MUSTERD__HANDLERS__RESIZE__KIND", "exec"),
+        ("MUSTERD__HANDLERS__RESIZE__ARGV", r#"["python3", "resize.py"]"#),
+        ("MUSTERD__HANDLERS__RESIZE__ENV", "[]"),
+        (
+            "MUSTERD__HANDLERS__CHARGE",
+            r#"{ kind = "http", url = "http://h/", headers = { "X-Key.a" = "canary" } }"#,
+        ),
+    ]);
+    given.flags = vec![r#"handlers.scale={ kind = "exec", argv = ["a=b"] }"#.into()];
+    let loaded = load(&given).unwrap();
+    let handlers = &loaded.config.handlers;
+    assert_eq!(handlers["resize"].argv, ["python3", "resize.py"]);
+    assert_eq!(handlers["resize"].env.as_deref(), Some(&[][..]));
+    assert_eq!(handlers["scale"].argv, ["a=b"]);
+    assert_eq!(handlers["charge"].headers["X-Key.a"].expose(), "canary");
+    assert_eq!(source_of(&loaded, "handlers.resize.argv"), "environment MUSTERD__HANDLERS__RESIZE__ARGV");
+    assert!(!format!("{:?}", loaded.values).contains("canary"));
+    let wrong = problems(&with_env(&[("MUSTERD__HANDLERS__NOOP__ARGV", "python3 x.py")]));
+    assert_eq!(wrong.len(), 1, "{wrong:?}");
+    assert!(wrong[0].message.starts_with("must be a list of texts"), "{wrong:?}");
+}
+
+#[test]
+fn values_that_would_do_nothing_or_something_else_are_refused() {
+    let cases = [
+        ("[log]\nlevel = \"loud\"", "log.level", "no level"),
+        ("[log]\nlevel = \"info,loud\"", "log.level", "no level"),
+        ("[redis]\nurl = \"http://h:1\"", "redis.url", "redis://"),
+        ("[liveness]\nbackend = \"postgres\"\n[redis]\nurl = \"http://h:1\"", "redis.url", "redis://"),
+        ("[queues.\"a b\"]\nfibers = 1", "queues.a b", "letters, digits"),
+        (
+            "[handlers.x]\nkind = \"http\"\nurl = \"http://h/\"\nargv = [\"x\"]",
+            "handlers.x.argv",
+            "kind http, which has url,",
+        ),
+        (
+            "[handlers.x]\nkind = \"exec\"\nargv = [\"x\"]\nprocedure = \"a.b\"",
+            "handlers.x.procedure",
+            "kind exec",
+        ),
+        ("[handlers.noop]\nurl = \"http://h/\"", "handlers.noop.url", "kind builtin"),
+        (
+            "[database]\nurl = \"postgres://h/d\"\nurl_file = \"/dev/null\"",
+            "database.url",
+            "is set twice, by database.url and by database.url_file",
+        ),
+    ];
+    for (toml, key, said) in cases {
+        let (_dir, given) = given(toml);
+        let found = problems(&given);
+        assert!(
+            found.len() == 1 && found[0].key == key && found[0].message.contains(said),
+            "{toml}: {found:?}"
+        );
+        assert!(found[0].source.contains("musterd.toml:"), "{toml}: {found:?}");
+    }
+    for level in ["warn,musterd::flow=debug", "off", "musterd=trace", "INFO"] {
+        let (_dir, given) = given(&format!("[log]\nlevel = \"{level}\""));
+        assert!(load(&given).is_ok(), "{level}");
+    }
+    // A builtin that is made another kind keeps nothing of what the shipped file said of it.
+    let (_dir, over) = given("[handlers.noop]\nkind = \"http\"\nurl = \"http://h/\"");
+    load(&over).unwrap();
+}
+
+#[test]
+fn a_layer_above_may_name_a_secret_the_other_way() {
+    let (_dir, mut given) = given("[database]\nurl_file = \"/dev/null\"");
+    given.env = Some(vec![("MUSTERD__DATABASE__URL".into(), "postgres://h/d".into())]);
+    assert_eq!(load(&given).unwrap().config.database.url.expose(), "postgres://h/d");
+}
+
+#[test]
+fn every_key_of_a_handler_belongs_to_a_kind() {
+    use handler::Kind;
+    let all = [Kind::Builtin, Kind::Sql, Kind::Http, Kind::Exec];
+    for field in fields_of::<handler::Config>() {
+        let common = ["kind", "queue", "timeout"].contains(field);
+        assert!(common || all.iter().any(|kind| kind.keys().contains(field)), "{field}");
+    }
+}
+
+#[test]
+fn a_wrong_value_is_told_once_with_what_is_allowed_and_where_it_stands() {
+    let cases = [
+        ("[liveness]\nbackend = \"etcd\"", "liveness.backend: must be redis or postgres, not \"etcd\""),
+        ("[queues.default]\nmode = 3", "queues.default.mode: must be parallel or structured, not 3"),
+        (
+            "[queues.default]\nfibers = 0",
+            "queues.default.fibers: must be a whole number from 1 to 4294967295, not 0",
+        ),
+        (
+            "[http]\nlisten = \"localhost:9464\"",
+            "http.listen: must be an address and a port, such as 127.0.0.1:9464, not \"localhost:9464\"",
+        ),
+        ("retry = 3", "retry: must be a table ([retry]), not 3"),
+        (
+            "[handlers.x]\nkind = \"exec\"\nargv = \"x.py\"",
+            "handlers.x.argv: must be a list of texts, such as [\"python3\", \"work.py\"], not \"x.py\"",
+        ),
+        (
+            "[handlers.x]\nbuiltin = \"loop\"",
+            "handlers.x.builtin: must be noop, sleep, echo or fail, not \"loop\"",
+        ),
+        (
+            "[handlers.x]\nkind = \"lambda\"\nurl = \"http://h/\"",
+            "handlers.x.kind: must be builtin, sql, http or exec, not \"lambda\"",
+        ),
+        (
+            "[shutdown]\ngrace = \"soon\"",
+            "shutdown.grace: must be a time, such as \"30s\" or \"5m\", not \"soon\"",
+        ),
+    ];
+    for (toml, said) in cases {
+        let (_dir, given) = given(toml);
+        let found = problems(&given);
+        assert!(found.len() == 1 && found[0].to_string().starts_with(said), "{toml}: {found:?}");
+        assert!(found[0].source.contains("musterd.toml:"), "{toml}: {found:?}");
+    }
+    let (_dir, three) = given("[queues.default]\nfibers = 0\nmode = \"x\"\nblock_size = 0");
+    assert_eq!(problems(&three).len(), 3, "{:?}", problems(&three));
+}
+
+#[test]
+fn a_contradiction_names_the_place_of_the_key_that_was_set() {
+    let (_dir, mut given) = given("\n[liveness]\nheartbeat_ttl = \"10m\"");
+    let found = problems(&given);
+    assert_eq!(found[0].key, "liveness.rows_ttl");
+    assert!(found[0].source.starts_with("liveness.heartbeat_ttl: file "), "{found:?}");
+    assert!(found[0].source.ends_with("musterd.toml:3"), "{found:?}");
+    given.file = None;
+    given.env = Some(vec![("MUSTERD__LIVENESS__HEARTBEAT_TTL".into(), "10m".into())]);
+    let found = problems(&given);
+    assert_eq!(found[0].source, "liveness.heartbeat_ttl: environment MUSTERD__LIVENESS__HEARTBEAT_TTL");
+}
+
+#[test]
 fn a_long_grace_is_a_warning() {
     let (_dir, given) = given("[shutdown]\ngrace = \"60s\"");
     let loaded = load(&given).unwrap();

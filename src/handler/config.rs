@@ -107,6 +107,44 @@ impl Kind {
     }
 }
 
+/// What every handler has, whatever its kind.
+const COMMON: [&str; 3] = ["kind", "queue", "timeout"];
+
+impl Kind {
+    /// The keys that mean something to this kind, beside those of every handler.
+    pub fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Builtin => &["builtin", "duration", "rate", "failure", "retry_after", "output"],
+            Self::Sql => &["procedure", "function", "role", "search_path", "statement_timeout", "block_size"],
+            Self::Http => &[
+                "url",
+                "headers",
+                "bearer_token",
+                "secret",
+                "concurrency",
+                "rate_limit",
+                "connect_timeout",
+                "block_size",
+                "max_request_bytes",
+                "max_reply_bytes",
+                "ca_file",
+                "allow_private",
+            ],
+            Self::Exec => &["argv", "processes", "env", "cwd", "max_memory", "block_size", "max_reply_bytes"],
+        }
+    }
+
+    /// A key of another kind would be left unread, and somebody meant something by it.
+    pub(crate) fn refuse_foreign(self, handler: &str, field: &str, problems: &mut Problems) {
+        if COMMON.contains(&field) || self.keys().contains(&field) {
+            return;
+        }
+        let (kind, keys) = (self.as_str(), self.keys().join(", "));
+        let message = format!("is no key of kind {kind}, which has {keys}");
+        problems.error(format!("handlers.{handler}.{field}"), message);
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {

@@ -50,6 +50,12 @@ impl RedisError {
 
 /// A URL as fred understands it.
 pub fn parse(url: &Secret) -> Result<Config, RedisError> {
+    let scheme = url.expose().split_once("://").map_or("", |(scheme, _)| scheme);
+    let plain = scheme.trim_end_matches("-cluster").trim_end_matches("-sentinel");
+    if !["redis", "rediss", "valkey", "valkeys"].contains(&plain) {
+        let reason = "it must begin with redis://, rediss://, redis-cluster:// or redis-sentinel://";
+        return Err(RedisError::Url { reason: reason.into() });
+    }
     Config::from_url(url.expose()).map_err(|error| RedisError::Url { reason: error.details().to_owned() })
 }
 

@@ -1,4 +1,4 @@
-//! `musterd top` on a real terminal: what it shows, how it follows the window, and that it gives the terminal back.
+//! What people see on a real terminal: `musterd top` follows the window and gives it back, and tables fit into it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -31,6 +31,16 @@ struct Screen {
 
 impl Screen {
     fn open(config: &TestConfig, args: &[&str], environment: &[(&str, &str)]) -> Self {
+        Self::sized(config, args, environment, (120, 40))
+    }
+
+    /// Columns and lines; a window of no size is emulated as the usual one.
+    fn sized(
+        config: &TestConfig,
+        args: &[&str],
+        environment: &[(&str, &str)],
+        (columns, rows): (u16, u16),
+    ) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -45,9 +55,13 @@ impl Screen {
         command.envs(std::env::var_os("PATH").map(|path| ("PATH", path))).envs(environment.iter().copied());
         let end = || Stdio::from(OwnedFd::from(line.try_clone().unwrap()));
         command.stdin(end()).stdout(end()).stderr(end());
-        let parser = Arc::new(Mutex::new(vt100::Parser::new(size(40), size(120), 0)));
+        let parser = Arc::new(Mutex::new(vt100::Parser::new(
+            size(if rows == 0 { 24 } else { rows }),
+            size(if columns == 0 { 80 } else { columns }),
+            0,
+        )));
         let (mut output, seen) = (File::from(master.try_clone().unwrap()), Arc::clone(&parser));
-        resize_line(&line, 120, 40);
+        resize_line(&line, columns, rows);
         let read = move || {
             let mut buffer = [0; 4096];
             while let Ok(count @ 1..) = output.read(&mut buffer) {
@@ -205,6 +219,60 @@ async fn a_panic_gives_the_terminal_back_and_is_seen() {
     assert_eq!(screen.ends_and_gives_the_terminal_back().await, Some(101));
     eventually(SOON, "what it said", async || screen.text().contains("failpoint top.drawn").then_some(()))
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_that_does_not_know_its_size_is_taken_for_the_usual_one() {
+    let db = TestDb::new().await;
+    let config = TestConfig::new(&db, "");
+    let mut screen = Screen::sized(&config, &["top"], &[], (0, 0));
+    screen.shows("the screen", |text| text.contains("Workers (0)") && text.contains("q leave")).await;
+    screen.press("q");
+    assert_eq!(screen.ends_and_gives_the_terminal_back().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_table_breaks_a_word_however_narrow_the_terminal() {
+    let db = TestDb::new().await;
+    let daemon = Daemon::builder(&db, "").start();
+    daemon.wait_ready().await;
+    let config = daemon.config();
+    std::fs::write(config.dir().join("rows.ndjson"), "1\n2\n3\n").unwrap();
+    for work in
+        [["submit", "rows.ndjson", "--command", "noop", "--wait"].as_slice(), &["enqueue", "noop", "--wait"]]
+    {
+        stdout(&config.musterd(work).await);
+    }
+    let tables: [(&[&str], &[&str]); 7] = [
+        (&["batch", "list"], &["BATCH", "STATE", "COMMAND", "FAILED", "succeeded", "noop"]),
+        (&["batch", "show", "1"], &["SUCCEEDED", "succeeded", "ABORTED", "QUEUE", "default"]),
+        (&["batch", "rows", "1"], &["LINE", "STATE", "succeeded"]),
+        (&["task", "list"], &["TASK", "STATE", "COMMAND", "succeeded"]),
+        (&["queue", "list"], &["QUEUE", "STATE", "WAITING", "default", "open"]),
+        (&["worker", "list"], &["WORKER", "STATE", "alive"]),
+        (&["handler", "list"], &["COMMAND", "WORKERS", "noop", "sleep"]),
+    ];
+    for (args, wanted) in tables {
+        let piped = stdout(&config.musterd(args).await);
+        for window in [(80, 24), (40, 24), (0, 0)] {
+            let screen = Screen::sized(config, args, &[], window);
+            let whole =
+                |text: &str| wanted.iter().all(|word| text.split_whitespace().any(|seen| seen == *word));
+            let what = format!("{args:?} at {window:?} shows {wanted:?}");
+            let shown = eventually(SOON, &what, async || {
+                Some(screen.text()).filter(|text| screen.program.status().is_some() && whole(text))
+            });
+            // Times go on; everything else is as a program reads it, word for word.
+            for word in
+                shown.await.split_whitespace().filter(|word| !word.starts_with(|c: char| c.is_ascii_digit()))
+            {
+                assert!(
+                    piped.split_whitespace().any(|seen| seen == word),
+                    "{args:?} at {window:?}: {word:?}"
+                );
+            }
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

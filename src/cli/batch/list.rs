@@ -53,14 +53,16 @@ impl List {
             screen::json(&serde_json::json!({ "batches": found, "next_before": next }))?;
             return Ok(Exit::Done);
         }
-        let mut header = show::HEADER.to_vec();
-        header.push("created");
-        let mut table = screen::table(header.try_into().unwrap_or(["batch"; 11]));
+        let [batch, state, command, queue, rows, queued, running, succeeded, failed, aborted] = show::COLUMNS;
+        let created = screen::spare("created", 6);
+        let mut table = screen::table([
+            batch, state, command, queue, rows, queued, running, succeeded, failed, aborted, created,
+        ]);
         for progress in &found {
             let created = format!("{:.0}", progress.created_at);
             table.add_row(show::cells(progress).into_iter().chain([Cell::new(created)]));
         }
-        screen::print(&table)?;
+        table.print()?;
         if let Some(next) = next {
             screen::line(&format!("more: --before {next}"))?;
         }

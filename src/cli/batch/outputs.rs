@@ -73,7 +73,13 @@ async fn read_manifest(store: &Store, outputs: &Json) -> Result<Manifest> {
 }
 
 fn print(store: &Store, manifest: &Manifest) -> Result<Exit> {
-    let mut table = screen::table(["file", "size", "rows", "sha256", "where"]);
+    let mut table = screen::table([
+        screen::whole("file"),
+        screen::spare("size", 1),
+        screen::spare("rows", 2),
+        screen::spare("sha256", 3),
+        screen::whole("where"),
+    ]);
     for file in &manifest.files {
         table.add_row([
             Cell::new(&file.name),
@@ -83,6 +89,6 @@ fn print(store: &Store, manifest: &Manifest) -> Result<Exit> {
             Cell::new(store.location(&Key::new(&*file.key)?)),
         ]);
     }
-    screen::print(&table)?;
+    table.print()?;
     Ok(Exit::Done)
 }

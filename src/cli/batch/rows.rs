@@ -76,7 +76,14 @@ impl Rows {
 }
 
 fn print(rows: &[RowView]) -> Result<()> {
-    let mut table = screen::table(["line", "state", "attempt", "error", "input", "result"]);
+    let mut table = screen::table([
+        screen::whole("line"),
+        screen::whole("state"),
+        screen::spare("attempt", 3),
+        screen::prose("error"),
+        screen::spare("input", 1),
+        screen::spare("result", 2),
+    ]);
     for row in rows {
         let mood = match row.state.as_str() {
             "succeeded" => screen::Mood::Good,
@@ -93,7 +100,7 @@ fn print(rows: &[RowView]) -> Result<()> {
             Cell::new(cut(row.result.as_ref().map_or("", |result| result.text()))),
         ]);
     }
-    screen::print(&table)
+    table.print()
 }
 
 fn cut(text: &str) -> String {

@@ -34,17 +34,27 @@ pub(in crate::cli) fn summary(global: &Global, progress: &Progress) -> Result<()
     if global.json {
         return screen::json(progress);
     }
-    let mut table = screen::table(HEADER);
+    let mut table = screen::table(COLUMNS);
     table.add_row(cells(progress));
-    screen::print(&table)?;
+    table.print_one()?;
     if let Some(outputs) = &progress.outputs {
         screen::line(&format!("outputs: {}", describe(outputs)))?;
     }
     Ok(())
 }
 
-pub(super) const HEADER: [&str; 10] =
-    ["batch", "state", "command", "queue", "rows", "queued", "running", "succeeded", "failed", "aborted"];
+pub(super) const COLUMNS: [screen::Column<'static>; 10] = [
+    screen::whole("batch"),
+    screen::whole("state"),
+    screen::whole("command"),
+    screen::spare("queue", 5),
+    screen::spare("rows", 1),
+    screen::spare("queued", 4),
+    screen::spare("running", 3),
+    screen::spare("succeeded", 2),
+    screen::whole("failed"),
+    screen::spare("aborted", 7),
+];
 
 pub(super) fn cells(progress: &Progress) -> [Cell; 10] {
     let count = |number: i32| Cell::new(screen::grouped(number));

@@ -16,11 +16,6 @@ use std::io::{Stdout, Write, stdout};
 /// A size for output that nobody sees at once.
 pub(super) const UNBOUNDED: (usize, usize) = (usize::MAX, usize::MAX);
 
-/// Columns and lines.
-pub(super) fn size() -> (usize, usize) {
-    crossterm::terminal::size().map_or((80, 24), |(width, height)| (width.into(), height.into()))
-}
-
 /// The screen is ours until this is dropped.
 pub(super) struct Terminal {
     out: Stdout,

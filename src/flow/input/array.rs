@@ -85,8 +85,11 @@ impl Array {
         out: &mut Vec<u8>,
     ) -> Result<Option<SourceLine>, InputError> {
         if *self == Self::Unopened {
-            if source.skip_blank()? != Some(b'[') {
-                return Err(InputError::NotAnArray { at: source.position() });
+            match source.skip_blank()? {
+                Some(b'[') => {}
+                Some(_) => return Err(InputError::NotAnArray { at: source.position() }),
+                // Nothing at all is no rows, as in the other formats.
+                None => return Ok(None),
             }
             source.consume(1);
             *self = Self::Opened;

@@ -46,7 +46,8 @@ impl Csv {
         out: &mut Vec<u8>,
     ) -> Result<Option<SourceLine>, InputError> {
         if self.columns.is_none() {
-            self.columns = Some(self.header(source, limits)?);
+            let Some(columns) = self.header(source, limits)? else { return Ok(None) };
+            self.columns = Some(columns);
         }
         let Some(end) = self.frame(source, limits)? else { return Ok(None) };
         let line = source.line();
@@ -56,16 +57,17 @@ impl Csv {
         written.map(|()| Some(line))
     }
 
+    /// The names of the columns; `None` of a source that has nothing at all: it has no rows either.
     fn header<R: Read>(
         &mut self,
         source: &mut Source<R>,
         limits: Limits,
-    ) -> Result<Vec<header::Column>, InputError> {
-        let end = self.frame(source, limits)?.ok_or(InputError::NoHeader)?;
+    ) -> Result<Option<Vec<header::Column>>, InputError> {
+        let Some(end) = self.frame(source, limits)? else { return Ok(None) };
         let columns = header::read(&source.window()[..end.len], source.position(), &self.record)?;
         source.consume(end.next);
         self.record.keep_at_most(columns.len());
-        Ok(columns)
+        Ok(Some(columns))
     }
 
     /// The next record that is not a blank line, whole in the window.

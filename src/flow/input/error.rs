@@ -86,8 +86,6 @@ pub enum InputError {
         "{0:?} cannot be a CSV delimiter or quote: they are two different ASCII characters, neither a line end"
     )]
     CsvOptions(char),
-    #[error("the CSV input has no header row; the first line must name the columns")]
-    NoHeader,
     #[error("{at}: column {column} of the header has no name; give it one, or remove the column")]
     HeaderUnnamed { at: SourceLine, column: usize },
     #[error("{at}: columns {first} and {column} of the header are both called {name:?}; rename one")]

@@ -47,7 +47,8 @@ impl Fault {
 }
 
 /// A fault and the byte it was found at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{fault} (at byte {})", offset + 1)]
 pub struct Refusal {
     pub offset: usize,
     pub fault: Fault,

@@ -24,7 +24,7 @@ pub(super) fn input_of(row: &[u8], format: Format) -> Result<Vec<u8>, String> {
     if let Some(whole) = whole.filter(|whole| !whole.is_empty()) {
         return match check(&whole) {
             Ok(_) => Ok(whole.into_bytes()),
-            Err(refusal) => Err(format!("its {WHOLE} cannot be stored: {refusal:?}")),
+            Err(refusal) => Err(format!("its {WHOLE} cannot be stored: {refusal}")),
         };
     }
     ADDED.iter().for_each(|name| drop(fields.remove(*name)));

@@ -140,6 +140,74 @@ async fn rows_are_appended_while_held_and_running_and_not_after_the_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_empty_input_is_an_empty_batch_in_every_format() {
+    let db = TestDb::new().await;
+    let daemon = Daemon::builder(&db, "").start();
+    daemon.wait_ready().await;
+    let config = daemon.config();
+    // Standard input of a test is empty.
+    for name in ["empty.csv", "empty.ndjson", "empty.json", "empty.tsv", "empty", "-"] {
+        if name != "-" {
+            std::fs::write(config.dir().join(name), "").unwrap();
+        }
+        let output = config.musterd(&["submit", name, "--command", "noop", "--wait", "--json"]).await;
+        assert!(output.status.success(), "{name}: {}", stderr(&output));
+        let batch: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!((&batch["state"], &batch["rows"]), (&json!("succeeded"), &json!(0)), "{name}: {batch}");
+        assert!(stderr(&output).contains("has no rows"), "{name}: {}", stderr(&output));
+    }
+    std::fs::write(config.dir().join("blank.csv"), "\n\n").unwrap();
+    assert!(
+        said(config, &["submit", "blank.csv", "--command", "noop", "--dry-run"]).await.starts_with("0 rows")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_finds_the_id_on_the_first_line_with_and_without_wait() {
+    let db = TestDb::new().await;
+    let daemon = Daemon::builder(&db, "").start();
+    daemon.wait_ready().await;
+    let config = daemon.config();
+    std::fs::write(config.dir().join("rows.ndjson"), "1\n2\n").unwrap();
+    let submit = ["submit", "rows.ndjson", "--command", "noop"];
+    assert_eq!(said(config, &submit).await, "1\n");
+    let waited = said(config, &[submit.as_slice(), &["--wait"]].concat()).await;
+    let lines: Vec<&str> = waited.lines().collect();
+    assert_eq!(lines[0], "2", "{waited}");
+    assert!(lines[2].contains("succeeded") && lines[3].starts_with("succeeded after"), "{waited}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_delimiter_is_that_of_the_file_unless_it_is_said() {
+    let db = TestDb::new().await;
+    let (client, config) = (db.client().await, TestConfig::new(&db, ""));
+    let cases: [(&str, &str, &[&str], Value); 4] = [
+        ("tabs.tsv", "a\tb\n1\t2,5\n", &[], json!({ "a": "1", "b": "2,5" })),
+        ("one.tsv", "a,b\n1\n", &[], json!({ "a,b": "1" })),
+        ("semicolons.csv", "a;b\n1;2,5\n", &[], json!({ "a": "1", "b": "2,5" })),
+        ("said.csv", "a;b\n1;2\n", &["--delimiter", ","], json!({ "a;b": "1;2" })),
+    ];
+    for (name, text, more, row) in cases {
+        std::fs::write(config.dir().join(name), text).unwrap();
+        let submit = ["submit", name, "--command", "noop", "--hold"];
+        let batch = json_of(&config, &[submit.as_slice(), more].concat()).await;
+        assert_eq!(inputs(&client, batch["id"].as_i64().unwrap()).await, [row], "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_json_in_an_argument_is_told_in_words() {
+    for args in
+        [&["enqueue", "echo", "{bad"][..], &["submit", "x.csv", "--command", "c", "--context", "{bad"]]
+    {
+        let output = config::musterd(args).await;
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let said = stderr(&output);
+        assert!(said.contains("not JSON: expected a key in double quotes (at byte 2)"), "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_demo_shows_the_whole_walk_and_leaves_its_output() {
     // Without a configuration and without a terminal, as `make run` in a pipeline.
     let dir = crate::suite::support::run::new_dir("demo");

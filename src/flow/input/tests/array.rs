@@ -13,12 +13,13 @@ fn elements_are_rows_and_may_span_lines() {
     assert_eq!(rows, [row(3, first), row(4, "2"), row(6, "\"x\\\\\""), row(6, "null")]);
     assert_eq!(array("[]"), []);
     assert_eq!(array(" [ \n ] "), []);
+    assert_eq!(array(""), []);
+    assert_eq!(array(" \n"), []);
 }
 
 #[test]
 fn what_is_not_an_array_is_refused() {
     for (text, error) in [
-        ("", "line 1, column 1: a JSON array must begin with `[`"),
         ("\n {}", "line 2, column 2: a JSON array must begin with `[`"),
         ("[", "line 1, column 2: the input ends before the array's `]`"),
         ("[\n1", "line 2, column 2: the input ends before"),
