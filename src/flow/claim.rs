@@ -198,8 +198,12 @@ impl<W: Claimed> Dispatcher<W> {
         while !stop.is_cancelled() {
             pulse.turn();
             match W::WORK {
-                Work::Rows => failpoint!("claim.turn"),
-                Work::Tasks => failpoint!("tasks.turn"),
+                Work::Rows => {
+                    failpoint!("claim.turn");
+                }
+                Work::Tasks => {
+                    failpoint!("tasks.turn");
+                }
             }
             let pause = match self.round(stop).await {
                 Ok(0) => {
