@@ -1,7 +1,5 @@
 //! A replica opens as many connections as the manual says, whatever it does and whatever is asked of it.
 
-use std::time::Duration;
-
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use rustix::process::Signal;
@@ -10,10 +8,8 @@ use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::manifests::has;
 use crate::suite::support::pgbouncer::{self, SESSIONS};
-use crate::suite::support::wait::{eventually, within};
+use crate::suite::support::wait::{SOON, eventually, within};
 use crate::suite::support::worker::{ask, ended};
-
-const SOON: Duration = Duration::from_secs(60);
 
 /// Everything that opens connections, at once: rows, outputs, sql handlers, retries, families.
 const BUSY: &str = r#"

@@ -15,10 +15,8 @@ use crate::suite::support::pgbouncer::{self, PgBouncer};
 use crate::suite::support::services;
 use crate::suite::support::sql::value;
 use crate::suite::support::tasks::{RUNNING_PROCEDURES, becomes};
-use crate::suite::support::wait::within;
+use crate::suite::support::wait::{SOON, within};
 use crate::suite::support::worker::ask;
-
-const SOON: Duration = Duration::from_secs(60);
 
 /// What `doctor` says of the pooler: verdict and finding.
 async fn doctor(db: &TestDb, database: &str) -> (String, String) {
