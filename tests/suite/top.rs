@@ -280,5 +280,8 @@ async fn without_a_terminal_it_is_one_picture_or_one_object() {
     assert_eq!(keys, ["at", "batches", "queues", "rows_per_second", "workers"]);
     assert_eq!(picture["queues"][0]["name"], "bulk");
     assert_eq!(picture["batches"][0]["rows"], 1_000_000);
+    // Nought is not negative, and one is not many.
+    assert_eq!(picture["queues"][0]["rows_per_second"].to_string(), "0.0");
+    assert!(text.contains("  1 worker  1 batch  "), "{text}");
     assert!(picture["workers"][0]["last_beat_seconds"].is_number(), "{picture}");
 }
