@@ -12,6 +12,7 @@ mod man;
 mod migrate;
 mod queue;
 mod run;
+mod schema;
 mod screen;
 mod submit;
 mod task;
@@ -136,23 +137,32 @@ pub(crate) fn watch() -> Option<std::process::ExitCode> {
 impl Cli {
     pub(crate) async fn execute(self) -> anyhow::Result<Exit> {
         let Self { global, command } = self;
-        match command {
-            Command::Run(command) => command.execute(&global).await,
-            Command::Dev(command) => command.execute(&global).await,
-            Command::Migrate(command) => command.execute(&global).await,
-            Command::Submit(command) => command.execute(&global).await,
-            Command::Batch(command) => command.execute(&global).await,
-            Command::Enqueue(command) => command.execute(&global).await,
-            Command::Task(command) => command.execute(&global).await,
-            Command::Queue(command) => command.execute(&global).await,
-            Command::Why(command) => command.execute(&global).await,
-            Command::Worker(command) => command.execute(&global).await,
-            Command::Handler(command) => command.execute(&global).await,
-            Command::Config(command) => command.execute(&global),
-            Command::Top(command) => command.execute(&global).await,
-            Command::Doctor(command) => command.execute(&global).await,
-            Command::Completions(command) => command.execute(),
-            Command::Man(command) => command.execute(),
+        match command.execute(&global).await {
+            Err(error) => Err(schema::explain(&global, error).await),
+            done => done,
+        }
+    }
+}
+
+impl Command {
+    async fn execute(self, global: &Global) -> anyhow::Result<Exit> {
+        match self {
+            Self::Run(command) => command.execute(global).await,
+            Self::Dev(command) => command.execute(global).await,
+            Self::Migrate(command) => command.execute(global).await,
+            Self::Submit(command) => command.execute(global).await,
+            Self::Batch(command) => command.execute(global).await,
+            Self::Enqueue(command) => command.execute(global).await,
+            Self::Task(command) => command.execute(global).await,
+            Self::Queue(command) => command.execute(global).await,
+            Self::Why(command) => command.execute(global).await,
+            Self::Worker(command) => command.execute(global).await,
+            Self::Handler(command) => command.execute(global).await,
+            Self::Config(command) => command.execute(global),
+            Self::Top(command) => command.execute(global).await,
+            Self::Doctor(command) => command.execute(global).await,
+            Self::Completions(command) => command.execute(),
+            Self::Man(command) => command.execute(global),
         }
     }
 }

@@ -15,7 +15,7 @@ pub use problems::{Problem, Problems, Severity};
 use crate::secret::{REDACTED, Secret};
 use crate::{backoff, flow, handler, http, liveness, objects, queue, store, supervisor, telemetry};
 use ::config::{Map, Value, ValueKind};
-use keys::{Known, fields_of, nearest};
+use keys::{Known, known};
 use layers::{Layers, Leaf};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
@@ -202,49 +202,6 @@ fn plant(table: &mut Map<String, Value>, path: &[String], value: Value) {
     let inner = table.entry(name.clone()).or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
     if let ValueKind::Table(inner) = &mut inner.kind {
         plant(inner, below, value);
-    }
-}
-
-fn known(path: &[String]) -> Known {
-    let names: Vec<&str> = path.iter().map(String::as_str).collect();
-    let (name, siblings) = match names.as_slice() {
-        [section] => (*section, fields_of::<Config>()),
-        [section, ..] if !fields_of::<Config>().contains(section) => (*section, fields_of::<Config>()),
-        ["outputs", "s3", name, ..] => (*name, fields_of::<objects::S3Config>()),
-        ["queues", _] | ["handlers", _] => return Known::Yes,
-        ["queues", _, name, ..] => (*name, fields_of::<queue::Config>()),
-        ["handlers", _, name, ..] => (*name, fields_of::<handler::Config>()),
-        [section, name, ..] => (*name, section_fields(section)),
-        [] => return Known::Yes,
-    };
-    if siblings.contains(&name) {
-        return Known::Yes;
-    }
-    let did_you_mean = nearest(name, siblings.iter().copied()).map(|near| {
-        let mut path = path.to_vec();
-        let at = path.iter().position(|part| part == name).unwrap_or_default();
-        path.truncate(at + 1);
-        path[at] = near.to_owned();
-        path.join(".")
-    });
-    Known::No { did_you_mean }
-}
-
-fn section_fields(section: &str) -> &'static [&'static str] {
-    match section {
-        "database" => fields_of::<store::Config>(),
-        "redis" => fields_of::<liveness::RedisConfig>(),
-        "liveness" => fields_of::<liveness::Config>(),
-        "claim" => fields_of::<flow::claim::Config>(),
-        "batcher" => fields_of::<flow::batcher::Config>(),
-        "completion" => fields_of::<flow::complete::Config>(),
-        "shutdown" => fields_of::<supervisor::Config>(),
-        "outputs" => fields_of::<objects::Config>(),
-        "http" => fields_of::<http::Config>(),
-        "log" => fields_of::<telemetry::Config>(),
-        "retry" => fields_of::<backoff::Config>(),
-        "submit" => fields_of::<flow::submit::Config>(),
-        _ => &[],
     }
 }
 

@@ -206,7 +206,7 @@ impl Daemon {
             tracing::error!(left, "blocks are still owned; another worker will recover them");
         }
         tracing::info!(worker = %worker, clean = ended.is_clean(), drained_ms = ended.drained_in.as_millis() as u64,
-            rows_given_back = ended.rows_given_back, owned = ?ended.owned, stuck = ?ended.stuck, "stopped");
+            rows_given_back = ended.rows_given_back, owned = ended.owned.as_number(), stuck = ended.stuck_stages(), "stopped");
         Ok(ended)
     }
 

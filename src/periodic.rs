@@ -47,17 +47,30 @@ impl Rhythm {
 /// Ticks `task` until `stop`. A tick that has begun is finished.
 pub async fn run<P: Periodic>(mut task: P, rhythm: Rhythm, stop: CancellationToken) {
     let mut next = Instant::now() + rhythm.first();
+    let mut failing = None;
     while stop.run_until_cancelled(time::sleep_until(next)).await.is_some() {
         let began = Instant::now();
         match task.tick().await {
-            Ok(Tally(0)) => tracing::trace!(part = P::NAME, "nothing to do"),
-            Ok(Tally(count)) => tracing::info!(part = P::NAME, count, "put right"),
+            Ok(tally) => {
+                if failing.take().is_some() {
+                    tracing::info!(part = P::NAME, "ticks again");
+                }
+                match tally {
+                    Tally(0) => tracing::trace!(part = P::NAME, "nothing to do"),
+                    Tally(count) => tracing::info!(part = P::NAME, count, "put right"),
+                }
+            }
             Err(error) => {
-                tracing::warn!(part = P::NAME, error = describe(&error), "tick failed; the next one retries");
+                // The same trouble once, however long it lasts.
+                let error = describe(&error);
+                if failing.as_ref() != Some(&error) {
+                    tracing::warn!(part = P::NAME, error, "tick failed; the next one retries");
+                    failing = Some(error);
+                }
             }
         }
         let wait = rhythm.wait();
-        if began.elapsed() > wait {
+        if failing.is_none() && began.elapsed() > wait {
             tracing::warn!(part = P::NAME, took = ?began.elapsed(), "a tick took longer than its period");
         }
         // After a late tick the rhythm starts anew: no burst to catch up.
@@ -71,10 +84,75 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error.source();
     while let Some(inner) = cause {
         let inner_text = inner.to_string();
-        if !text.contains(&inner_text) {
+        // What a pool says of a connection that failed is about the pool's own doings; the cause comes after it.
+        let is_the_pools = inner.is::<deadpool_postgres::PoolError>() && inner.source().is_some();
+        if !is_the_pools && !text.contains(&inner_text) {
             text = format!("{text}: {inner_text}");
         }
         cause = inner.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        io::{Result as Written, Write},
+        sync::{Arc, Mutex},
+    };
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> Written<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> Written<()> {
+            Ok(())
+        }
+    }
+
+    /// Fails with these words, one a tick; a blank is a tick that goes well. Stops after the last.
+    struct Script(Vec<&'static str>, CancellationToken);
+
+    impl Periodic for Script {
+        const NAME: &'static str = "script";
+        type Error = std::io::Error;
+
+        async fn tick(&mut self) -> Result<Tally, Self::Error> {
+            let word = self.0.remove(0);
+            if self.0.is_empty() {
+                self.1.cancel();
+            }
+            if word.is_empty() { Ok(Tally(0)) } else { Err(std::io::Error::other(word)) }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trouble_is_told_once_and_then_that_it_is_over() {
+        let (log, stop) = (Log::default(), CancellationToken::new());
+        let sink = log.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || sink.clone()).finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let script = Script(vec!["away", "away", "away", "", "", "away", "odd", ""], stop.clone());
+        run(script, Rhythm::Every(Duration::from_secs(1)), stop).await;
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let told: Vec<&str> =
+            text.lines().filter_map(|line| line.rsplit_once("error=").map(|(_, error)| error)).collect();
+        assert_eq!(told, ["\"away\"", "\"away\"", "\"odd\""], "{text}");
+        assert_eq!(text.matches("ticks again").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn the_words_of_a_pool_are_left_out_and_the_cause_is_told() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("no connection to sweep with")]
+        struct Connect(#[from] deadpool_postgres::PoolError);
+        let pool = deadpool_postgres::PoolError::Timeout(deadpool_postgres::TimeoutType::Wait);
+        assert!(describe(&Connect(pool)).contains("Timeout"), "what has no cause says it itself");
+    }
 }

@@ -127,7 +127,24 @@ pub enum Owned {
     Unknown,
 }
 
+impl Owned {
+    /// For a log line; none when it is not known.
+    pub fn as_number(self) -> Option<i64> {
+        match self {
+            Self::Nothing => Some(0),
+            Self::Something(left) => Some(left),
+            Self::Unknown => None,
+        }
+    }
+}
+
 impl Ended {
+    /// The names of those stages, for a log line; none when there are none.
+    pub fn stuck_stages(&self) -> Option<String> {
+        let names: Vec<String> = self.stuck.iter().map(|stage| format!("{stage:?}")).collect();
+        (!names.is_empty()).then(|| names.join(","))
+    }
+
     pub fn is_clean(&self) -> bool {
         self.died.is_none() && self.stuck.is_empty() && self.owned == Owned::Nothing
     }

@@ -63,7 +63,8 @@ pub fn init(config: &Config) {
         report_panics_as_events();
         registry.with(fmt::layer().json().flatten_event(true).with_writer(std::io::stderr)).try_init()
     } else {
-        let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let colours = std::io::stderr().is_terminal()
+            && std::env::var_os("NO_COLOR").is_none_or(|wish| wish.is_empty());
         registry
             .with(fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr))
             .try_init()

@@ -8,7 +8,7 @@ pub use task::{task, task_with};
 
 use crate::store::{
     queues,
-    reasons::{self, Horizon, Lane, Troubled},
+    reasons::{self, Horizon, Lane, Troubled, Unhandled},
 };
 use serde::Serialize;
 use std::time::Duration;
@@ -61,9 +61,9 @@ fn troubled(lane: &Lane) -> Vec<Reason> {
 }
 
 fn long_transaction(horizon: &Horizon) -> Reason {
-    let minutes = (horizon.seconds / 60.0) as u64;
+    let open_for = humantime::format_duration(Duration::from_secs(horizon.seconds as u64));
     let sentence = format!(
-        "a transaction of {:?} (pid {}, {}) has been open for {minutes} minutes and keeps dead rows from being cleaned up; \
+        "a transaction of {:?} (pid {}, {}) has been open for {open_for} and keeps dead rows from being cleaned up; \
          its statement: {}",
         horizon.application,
         horizon.pid,
@@ -116,6 +116,28 @@ fn lane_reasons(lane: &Lane, command: Option<&str>, me: Option<i64>, parent: Opt
     reasons
 }
 
+/// Work that waits in a queue for somebody who handles it.
+fn unhandled(lane: &Lane, found: &[Unhandled]) -> Vec<Reason> {
+    const MOST: usize = 5;
+    // Without workers at all there is nothing to say of commands.
+    let found = if lane.serving == 0 { &[] } else { found };
+    let told = |unhandled: &Unhandled| {
+        let Unhandled { command, tasks, rows } = unhandled;
+        let sentence = format!(
+            "none of the {} live workers of queue {} handles {command:?}; of it {tasks} tasks and {rows} rows wait",
+            lane.serving, lane.queue
+        );
+        Reason::new("no_handler", sentence)
+            .advise(format!("add [handlers.{command}] to a worker's configuration"))
+    };
+    let mut reasons: Vec<Reason> = found.iter().take(MOST).map(told).collect();
+    if let Some(more @ 1..) = found.len().checked_sub(MOST) {
+        let sentence = format!("of {more} other commands that nobody handles something waits");
+        reasons.push(Reason::new("no_handler", sentence));
+    }
+    reasons
+}
+
 /// Why a queue is, or is not, being worked on.
 pub async fn queue(client: &impl GenericClient, name: &str) -> Result<Option<Vec<Reason>>, Error> {
     queue_with(client, name, Limits::default()).await
@@ -132,6 +154,7 @@ pub async fn queue_with(
     };
     let lane = reasons::lane(client, name, None).await?;
     let mut reasons = lane_reasons(&lane, None, lane.focus, None);
+    reasons.extend(unhandled(&lane, &reasons::unhandled(client, name).await?));
     reasons.extend(troubled(&lane));
     let horizon = reasons::horizon(client, limits.long_transaction.as_secs_f64()).await?;
     reasons.extend(horizon.as_ref().map(long_transaction));
@@ -140,8 +163,12 @@ pub async fn queue_with(
     }
     if !reasons.iter().any(|reason| !matches!(reason.code, "long_transaction" | "focus")) {
         let sentence = format!(
-            "nothing is wrong: {} workers serve queue {name}; {} tasks and {} rows wait, {} tasks run",
-            lane.serving,
+            "nothing is wrong: {} queue {name}; {} tasks and {} rows wait, {} tasks run",
+            if lane.serving == 1 {
+                "1 worker serves".into()
+            } else {
+                format!("{} workers serve", lane.serving)
+            },
             shown.tasks_queued + shown.tasks_scheduled,
             shown.rows_queued,
             shown.tasks_running

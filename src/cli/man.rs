@@ -1,6 +1,6 @@
 //! `musterd man DIR`: a manual page for every command, made from the commands themselves.
 
-use super::{Cli, Exit, screen};
+use super::{Cli, Exit, Global, screen};
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory};
 use std::path::PathBuf;
@@ -18,12 +18,15 @@ pub(super) struct Man {
 }
 
 impl Man {
-    pub(super) fn execute(self) -> Result<Exit> {
+    pub(super) fn execute(self, global: &Global) -> Result<Exit> {
         let dir = &self.dir;
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         clap_mangen::generate_to(Cli::command(), dir)
             .with_context(|| format!("cannot write the manual pages into {}", dir.display()))?;
-        screen::line(&format!("the manual pages are in {}", dir.display()))?;
+        match global.json {
+            true => screen::json(&serde_json::json!({ "dir": dir }))?,
+            false => screen::line(&format!("the manual pages are in {}", dir.display()))?,
+        }
         Ok(Exit::Done)
     }
 }

@@ -74,6 +74,7 @@ fn print(global: &Global, queues: &[queues::Shown]) -> Result<()> {
         screen::spare("running", 3),
         screen::spare("batches", 4),
         screen::whole("rows waiting"),
+        screen::spare("rows held", 5),
     ]);
     for queue in queues {
         let state = match queue.paused {
@@ -90,6 +91,7 @@ fn print(global: &Global, queues: &[queues::Shown]) -> Result<()> {
             Cell::new(screen::grouped(queue.tasks_running)),
             Cell::new(screen::grouped(queue.batches_open)),
             Cell::new(screen::grouped(queue.rows_queued)),
+            Cell::new(screen::grouped(queue.rows_held)),
         ]);
     }
     table.print()

@@ -80,6 +80,11 @@ pub(super) fn grouped(number: impl Into<i64>) -> String {
     if number < 0 { format!("-{grouped}") } else { grouped }
 }
 
+/// `1 worker`, `2 workers`.
+pub(super) fn counted(number: i64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { many })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -311,6 +311,7 @@ fn first_line(text: &str) -> String {
 /// Our functions raise in a person's words; the rest keeps the driver's.
 pub(super) fn in_words(error: tokio_postgres::Error) -> anyhow::Error {
     match error.as_db_error() {
+        _ if super::schema::misses_something(&error) => error.into(),
         Some(db) => {
             let hint = db.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
             anyhow::anyhow!("{}{hint}", db.message())

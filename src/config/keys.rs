@@ -1,5 +1,7 @@
 //! Which keys exist, asked of the types themselves, so that no list can go stale.
 
+use super::Config;
+use crate::{backoff, flow, handler, http, liveness, objects, queue, store, supervisor, telemetry};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use std::fmt;
 
@@ -59,8 +61,53 @@ pub(super) enum Known {
     No { did_you_mean: Option<String> },
 }
 
+/// Whether there is such a key.
+pub(super) fn known(path: &[String]) -> Known {
+    let names: Vec<&str> = path.iter().map(String::as_str).collect();
+    let (name, siblings) = match names.as_slice() {
+        [section] => (*section, fields_of::<Config>()),
+        [section, ..] if !fields_of::<Config>().contains(section) => (*section, fields_of::<Config>()),
+        ["outputs", "s3", name, ..] => (*name, fields_of::<objects::S3Config>()),
+        ["queues", _] | ["handlers", _] => return Known::Yes,
+        ["queues", _, name, ..] => (*name, fields_of::<queue::Config>()),
+        ["handlers", _, name, ..] => (*name, fields_of::<handler::Config>()),
+        [section, name, ..] => (*name, section_fields(section)),
+        [] => return Known::Yes,
+    };
+    if siblings.contains(&name) {
+        return Known::Yes;
+    }
+    let did_you_mean = nearest(name, siblings.iter().copied()).map(|near| {
+        let mut path = path.to_vec();
+        let at = path.iter().position(|part| part == name).unwrap_or_default();
+        path.truncate(at + 1);
+        path[at] = near.to_owned();
+        path.join(".")
+    });
+    Known::No { did_you_mean }
+}
+
+/// The keys of a section.
+pub(super) fn section_fields(section: &str) -> &'static [&'static str] {
+    match section {
+        "database" => fields_of::<store::Config>(),
+        "redis" => fields_of::<liveness::RedisConfig>(),
+        "liveness" => fields_of::<liveness::Config>(),
+        "claim" => fields_of::<flow::claim::Config>(),
+        "batcher" => fields_of::<flow::batcher::Config>(),
+        "completion" => fields_of::<flow::complete::Config>(),
+        "shutdown" => fields_of::<supervisor::Config>(),
+        "outputs" => fields_of::<objects::Config>(),
+        "http" => fields_of::<http::Config>(),
+        "log" => fields_of::<telemetry::Config>(),
+        "retry" => fields_of::<backoff::Config>(),
+        "submit" => fields_of::<flow::submit::Config>(),
+        _ => &[],
+    }
+}
+
 /// The nearest of `candidates`, if one is near enough to be a slip of the fingers.
-pub(super) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .map(|candidate| (strsim::damerau_levenshtein(word, candidate), candidate))
         .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)

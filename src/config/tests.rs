@@ -1,3 +1,4 @@
+use super::keys::{fields_of, section_fields};
 use super::*;
 
 fn given(toml: &str) -> (tempfile::TempDir, Given) {

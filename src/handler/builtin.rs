@@ -94,7 +94,7 @@ impl Builtin {
     }
 
     fn fail(&self) -> Outcome {
-        let error = "the builtin handler `fail` was asked to fail this row".to_owned();
+        let error = "the builtin handler `fail` was asked to fail".to_owned();
         match self.failure {
             Failure::Error => Outcome::Retry { error, after: self.retry_after },
             Failure::Final => Outcome::Failed(error),

@@ -230,7 +230,7 @@ pub struct Progress {
 
 impl Progress {
     pub(super) fn read(row: &Row) -> Self {
-        Self {
+        let mut progress = Self {
             id: row.get("id"),
             state: row.get("state"),
             command: row.get("command"),
@@ -248,7 +248,10 @@ impl Progress {
             created_at: moment::of(row, "created_at"),
             finished_at: moment::maybe(row, "finished_at"),
             outputs: row.get("outputs"),
-        }
+        };
+        // The table remembers that it was asked for; a batch that has ended is on its way nowhere.
+        progress.aborting &= !progress.is_over();
+        progress
     }
 
     pub fn is_over(&self) -> bool {

@@ -15,7 +15,9 @@ pub struct Shown {
     pub tasks_scheduled: i64,
     pub tasks_running: i64,
     pub batches_open: i64,
+    /// Rows that wait to be run, or to be tried again; those of held batches do not wait.
     pub rows_queued: i64,
+    pub rows_held: i64,
     /// Workers alive that serve it.
     pub workers: i64,
 }
@@ -34,11 +36,19 @@ pub async fn list(client: &impl GenericClient) -> Result<Vec<Shown>, Error> {
                  WHERE t.queue = n.name AND t.state = 'running' AND t.worker IS NOT NULL) AS tasks_running,
                (SELECT pg_catalog.count(*) FROM musterd.batches b WHERE b.queue = n.name AND b.summarized_at IS NULL)
                    AS batches_open,
-               (SELECT COALESCE(pg_catalog.sum(b.rows - b.next_line + 1), 0)::bigint FROM musterd.batches b
-                 WHERE b.queue = n.name AND b.summarized_at IS NULL AND NOT b.aborting) AS rows_queued,
+               w.rows_queued, w.rows_held,
                (SELECT pg_catalog.count(*) FROM musterd.workers w
                  WHERE w.state IN ('alive', 'draining') AND n.name = ANY (w.queues)) AS workers
           FROM names n LEFT JOIN musterd.queues q ON q.name = n.name
+         CROSS JOIN LATERAL (
+               SELECT COALESCE(pg_catalog.sum(r.rows) FILTER (WHERE r.open), 0)::bigint AS rows_queued,
+                      COALESCE(pg_catalog.sum(r.rows) FILTER (WHERE NOT r.open), 0)::bigint AS rows_held
+                 FROM (SELECT b.open, b.rows - b.next_line + 1 AS rows FROM musterd.batches b
+                        WHERE b.queue = n.name AND b.summarized_at IS NULL AND NOT b.aborting
+                       UNION ALL
+                       SELECT b.open, COALESCE(pg_catalog.cardinality(k.lines), k.last_line - k.first_line + 1)
+                         FROM musterd.blocks k JOIN musterd.batches b ON b.id = k.batch_id AND NOT b.aborting
+                        WHERE k.queue = n.name AND k.worker IS NULL) r) w
          ORDER BY n.name";
     let shown = |row: &tokio_postgres::Row| Shown {
         name: row.get("name"),
@@ -51,6 +61,7 @@ pub async fn list(client: &impl GenericClient) -> Result<Vec<Shown>, Error> {
         tasks_running: row.get("tasks_running"),
         batches_open: row.get("batches_open"),
         rows_queued: row.get("rows_queued"),
+        rows_held: row.get("rows_held"),
         workers: row.get("workers"),
     };
     Ok(client.query(SQL, &[]).await?.iter().map(shown).collect())

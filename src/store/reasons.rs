@@ -66,6 +66,40 @@ pub async fn lane(client: &impl GenericClient, queue: &str, command: Option<&str
     })
 }
 
+/// Work of a command that no live worker of its queue handles.
+#[derive(Clone, Debug)]
+pub struct Unhandled {
+    pub command: String,
+    pub tasks: i64,
+    pub rows: i64,
+}
+
+/// What waits in a queue and is nobody's, the most first. Held work does not wait.
+pub async fn unhandled(client: &impl GenericClient, queue: &str) -> Result<Vec<Unhandled>, Error> {
+    const SQL: &str = "WITH waiting AS (
+            SELECT t.command, 1::bigint AS tasks, 0::bigint AS rows FROM musterd.tasks t
+             WHERE t.queue = $1 AND t.state = 'queued'
+            UNION ALL
+            SELECT b.command, 0, b.rows - b.next_line + 1 FROM musterd.batches b
+             WHERE b.queue = $1 AND b.open AND b.next_line <= b.rows
+            UNION ALL
+            SELECT k.command, 0, COALESCE(pg_catalog.cardinality(k.lines), k.last_line - k.first_line + 1)
+              FROM musterd.blocks k JOIN musterd.batches b ON b.id = k.batch_id AND b.open
+             WHERE k.queue = $1 AND k.worker IS NULL)
+        SELECT a.command, pg_catalog.sum(a.tasks)::bigint AS tasks, pg_catalog.sum(a.rows)::bigint AS rows
+          FROM waiting a
+         WHERE NOT EXISTS (
+               SELECT FROM musterd.workers w
+                WHERE w.state IN ('alive', 'draining') AND $1 = ANY (w.queues) AND a.command = ANY (w.commands)
+                  AND w.seen_at > pg_catalog.now() - pg_catalog.make_interval(secs => $2))
+         GROUP BY a.command
+         ORDER BY pg_catalog.sum(a.tasks + a.rows) DESC, a.command";
+    let found = client.query(SQL, &[&queue, &SILENT_SECONDS]).await?;
+    let unhandled =
+        |row: &tokio_postgres::Row| Unhandled { command: row.get(0), tasks: row.get(1), rows: row.get(2) };
+    Ok(found.iter().map(unhandled).collect())
+}
+
 /// What concerns one batch.
 #[derive(Clone, Debug)]
 pub struct BatchFacts {

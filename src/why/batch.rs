@@ -62,7 +62,8 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, horizon: Option<&Hori
         _ => true,
     };
     if !reasons.iter().any(stuck) {
-        reasons.push(moving(facts));
+        let beside = !reasons.is_empty();
+        reasons.push(moving(facts, beside));
     }
     reasons
 }
@@ -98,20 +99,75 @@ fn held(id: i64, facts: &BatchFacts) -> Reason {
     Reason::new("held", format!("batch {id} is held")).advise(format!("musterd batch release {id}"))
 }
 
-fn moving(facts: &BatchFacts) -> Reason {
+/// What goes on; beside what went wrong it is no claim that nothing did.
+fn moving(facts: &BatchFacts, beside: bool) -> Reason {
     let left = i64::from(facts.rows) - facts.done;
+    let (code, opening) = match beside {
+        true => ("moving", "the rest goes on"),
+        false => ("nothing_wrong", "nothing is wrong"),
+    };
     if facts.recent == 0 {
         let running =
             if facts.blocks_owned > 0 { "its first rows are running" } else { "a worker will take it up" };
-        return Reason::new("nothing_wrong", format!("nothing is wrong: {running}, {left} rows are left"));
+        return Reason::new(code, format!("{opening}: {running}, {left} rows are left"));
     }
     let per_second = facts.recent as f64 / 60.0;
     let eta = Duration::from_secs((left as f64 / per_second.max(0.001)) as u64);
-    Reason::new(
-        "nothing_wrong",
-        format!(
-            "nothing is wrong: {left} rows are left at {per_second:.1} rows/s, about {}",
-            humantime::format_duration(eta)
-        ),
-    )
+    let eta = humantime::format_duration(eta);
+    Reason::new(code, format!("{opening}: {left} rows are left at {per_second:.1} rows/s, about {eta}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> BatchFacts {
+        BatchFacts {
+            state: "running".into(),
+            queue: "default".into(),
+            command: "noop".into(),
+            priority: 100,
+            parent: None,
+            open: true,
+            aborting: false,
+            rows: 10,
+            carved: 5,
+            done: 3,
+            failed: 0,
+            allowed: 0,
+            on_budget: None,
+            blocks_owned: 1,
+            blocks_due: 0,
+            next_due: None,
+            retrying: 0,
+            next_attempt: None,
+            last_error: None,
+            recent: 0,
+            last_tally: None,
+            error: None,
+            ahead: 0,
+        }
+    }
+
+    fn codes(facts: &BatchFacts) -> Vec<&'static str> {
+        let lane = Lane {
+            queue: "default".into(),
+            paused: false,
+            mode: "parallel".into(),
+            workers: 1,
+            serving: 1,
+            capable: 1,
+            focus: None,
+            troubled: Vec::new(),
+        };
+        explain_batch(7, facts, &lane, None).iter().map(|reason| reason.code).collect()
+    }
+
+    #[test]
+    fn beside_a_failure_nobody_says_that_nothing_is_wrong() {
+        assert_eq!(codes(&facts()), ["nothing_wrong"]);
+        let retrying = BatchFacts { retrying: 2, next_attempt: Some(2), ..facts() };
+        assert_eq!(codes(&retrying), ["retrying", "moving"]);
+        assert_eq!(codes(&BatchFacts { failed: 1, ..facts() }), ["failing", "moving"]);
+    }
 }

@@ -105,3 +105,46 @@ async fn a_database_that_is_not_there_is_an_error_of_the_work() {
     }
     assert!(begun.elapsed() < Duration::from_secs(60));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_command_says_that_the_database_wants_migrating() {
+    let db = TestDb::empty().await;
+    let config = TestConfig::new(&db, "");
+    std::fs::write(config.dir().join("rows.ndjson"), "1\n").unwrap();
+    let commands: [&[&str]; 17] = [
+        &["batch", "list"],
+        &["batch", "show", "1"],
+        &["batch", "hold", "1"],
+        &["batch", "abort", "1"],
+        &["task", "list"],
+        &["task", "show", "1"],
+        &["task", "abort", "1"],
+        &["queue", "list"],
+        &["queue", "pause", "default"],
+        &["worker", "list"],
+        &["handler", "list"],
+        &["why", "batch", "1"],
+        &["why", "task", "1"],
+        &["why", "queue", "default"],
+        &["top", "--once"],
+        &["submit", "rows.ndjson", "--command", "noop"],
+        &["enqueue", "noop"],
+    ];
+    let missing =
+        "musterd: the database has not been migrated, it has no musterd schema: run `musterd migrate`\n";
+    for args in commands {
+        let output = config.musterd(args).await;
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(1), missing), "{args:?}");
+    }
+    // An older one, of which something is missing.
+    assert!(config.musterd(&["migrate"]).await.status.success());
+    let older = "DELETE FROM musterd.schema_history WHERE version = (SELECT max(version) FROM musterd.schema_history);
+        ALTER TABLE musterd.queues RENAME TO lanes";
+    db.client().await.batch_execute(older).await.unwrap();
+    let output = config.musterd(&["queue", "list"]).await;
+    let said = stderr(&output);
+    assert!(
+        said.starts_with("musterd: database is at V") && said.ends_with("run `musterd migrate`\n"),
+        "{said}"
+    );
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::suite::examples::commands;
-use crate::suite::support::config::{TestConfig, finish, musterd, musterd_in, stderr, stdout};
+use crate::suite::support::config::{TestConfig, finish, json, musterd, musterd_in, stderr, stdout};
 use crate::suite::support::database::TestDb;
 use crate::suite::support::run;
 
@@ -30,6 +30,8 @@ async fn every_shell_gets_a_script_that_knows_the_commands() {
 #[tokio::test(flavor = "multi_thread")]
 async fn there_is_a_manual_page_for_every_command() {
     let dir = run::new_dir("man");
+    let output = musterd_in(&dir, &["man", "more", "--json"]).await;
+    assert_eq!(json(&output), serde_json::json!({ "dir": "more" }));
     let output = musterd_in(&dir, &["man", "pages"]).await;
     assert!(output.status.success(), "{output:?}");
     for (path, help) in commands().await {

@@ -77,6 +77,12 @@ async fn with_a_worker_the_handler_the_schedule_and_the_children_are_named() {
     let no_handler = "no_handler: none of the 1 live workers of queue default handles \"unheard_of\" \
                       → add [handlers.unheard_of] to a worker's configuration";
     assert_eq!(why(config, &["batch", &nobodys]).await, [no_handler]);
+    client.execute("SELECT musterd.enqueue('unheard_of')", &[]).await.unwrap();
+    let held = "SELECT musterd.submit_batch('other', ARRAY['1'::jsonb], hold => true)";
+    client.execute(held, &[]).await.unwrap();
+    let waiting = "no_handler: none of the 1 live workers of queue default handles \"unheard_of\"; of it 1 tasks and 1 rows \
+                   wait → add [handlers.unheard_of] to a worker's configuration";
+    assert_eq!(why(config, &["queue", "default"]).await, [waiting]);
     let elsewhere = id(&client, "SELECT musterd.enqueue('noop', queue => 'nowhere')").await;
     let not_served = "queue_not_served: none of the 1 live workers serves queue nowhere \
                       → add [queues.nowhere] to a worker's configuration";
@@ -103,7 +109,7 @@ async fn with_a_worker_the_handler_the_schedule_and_the_children_are_named() {
     );
     assert_eq!(why(config, &["task", &uncle]).await, [after]);
     let fine =
-        "nothing_wrong: nothing is wrong: 1 workers serve queue lane; 0 tasks and 0 rows wait, 0 tasks run";
+        "nothing_wrong: nothing is wrong: 1 worker serves queue lane; 0 tasks and 0 rows wait, 0 tasks run";
     assert_eq!(why(config, &["queue", "lane"]).await, [fine]);
     // A structured queue works on one scope; the other waits, and is told for which.
     let first = "SELECT musterd.submit_batch('sleep', ARRAY['1'::jsonb], queue => 'lane')";
@@ -203,10 +209,7 @@ async fn a_long_transaction_is_told_with_its_pid_age_and_statement() {
         let told = why(&config, &[subject[0], subject[1], "--long-transaction", "0s"]).await;
         let last = told.last().unwrap();
         assert!(last.starts_with("long_transaction: a transaction of "), "{told:?}");
-        assert!(
-            last.contains(&format!("(pid {pid}, idle in transaction) has been open for 0 minutes")),
-            "{told:?}"
-        );
+        assert!(last.contains(&format!("(pid {pid}, idle in transaction) has been open for ")), "{told:?}");
         assert!(
             last.contains("its statement: BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 AS forgotten"),
             "{told:?}"

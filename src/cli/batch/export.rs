@@ -26,15 +26,15 @@ CSV: the input's fields are columns; then come _line, _state, _attempt, _error a
 are written as JSON. NDJSON: one object a line, with the input in _input, exactly as it was submitted.";
 
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, group = clap::ArgGroup::new("which").required(true))]
 pub(in crate::cli) struct Export {
     /// The batch's id.
     id: i64,
     /// Rows that failed.
-    #[arg(long, required_unless_present = "all", conflicts_with = "all")]
+    #[arg(long, group = "which")]
     failed: bool,
     /// Every row, whatever its state.
-    #[arg(long)]
+    #[arg(long, group = "which")]
     all: bool,
     /// csv or ndjson; by the name of FILE when left out, else csv.
     #[arg(long, value_name = "FORMAT", value_parser = ["csv", "ndjson"])]

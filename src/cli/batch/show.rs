@@ -81,7 +81,7 @@ pub(super) fn cells(progress: &Progress) -> [Cell; 10] {
 
 /// The state in one word: a batch on its way to `aborted` is `aborting`.
 pub(super) fn state(progress: &Progress) -> &str {
-    if progress.aborting && !progress.is_over() { "aborting" } else { &progress.state }
+    if progress.aborting { "aborting" } else { &progress.state }
 }
 
 fn describe(outputs: &Json) -> String {

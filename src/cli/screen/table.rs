@@ -37,7 +37,7 @@ pub(in crate::cli) const fn spare(name: &str, rank: u8) -> Column<'_> {
     Column { name, fit: Fit::Spare(rank) }
 }
 
-/// The narrowest column of prose that can be read. What is longer without a blank is no word, but a payload or a path.
+/// The narrowest column of prose that can be read. What is longer without a blank is a payload or a path, and no word.
 const READABLE: usize = 24;
 /// The blanks around a column.
 const PADDING: usize = 2;
@@ -92,7 +92,11 @@ impl Table {
 
     fn fit(&mut self, room: usize) {
         let wanted = self.widths();
-        let least: Vec<usize> = (0..wanted.len()).map(|index| self.least(index, wanted[index])).collect();
+        let least = |(fit, wanted): (&Fit, &usize)| match fit {
+            Fit::Prose => READABLE.min(*wanted),
+            Fit::Whole | Fit::Spare(_) => *wanted,
+        };
+        let least: Vec<usize> = self.fits.iter().zip(&wanted).map(least).collect();
         let fitted = fitted(&self.fits, &least, &wanted, room);
         for (column, width) in self.inner.column_iter_mut().zip(fitted) {
             let fixed = |width: usize| Width::Fixed(u16::try_from(width + PADDING).unwrap_or(u16::MAX));
@@ -101,19 +105,6 @@ impl Table {
                 None => ColumnConstraint::Hidden,
             });
         }
-    }
-
-    fn least(&self, index: usize, wanted: usize) -> usize {
-        if self.fits[index] != Fit::Prose {
-            return wanted;
-        }
-        let header = self.inner.header().and_then(|row| row.cell_iter().nth(index));
-        let cells = self.inner.row_iter().filter_map(|row| row.cell_iter().nth(index));
-        let longest = |cell: &Cell| {
-            let content = cell.content();
-            content.split_whitespace().map(|word| word.chars().count()).max().unwrap_or_default()
-        };
-        header.into_iter().chain(cells).map(longest).max().unwrap_or_default().min(READABLE)
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     look::{Batch, Picture, Queue},
     table::{Column, Line, Span, Style, number, span, table, text},
 };
-use crate::cli::screen::grouped;
+use crate::cli::screen::{counted, grouped};
 use musterd::store::workers::Listed;
 use std::time::Duration;
 
@@ -101,10 +101,10 @@ const HELP: &str = " q leave   tab part   ↑↓ line   p pause or resume the qu
 fn title(picture: &Picture, view: &View) -> Line {
     let running: i64 = picture.queues.iter().map(|queue| queue.shown.tasks_running).sum();
     let summary = format!(
-        " musterd top  {} workers  {} batches  {} tasks running  {} rows/s",
-        picture.workers.len(),
-        picture.batches.len(),
-        grouped(running),
+        " musterd top  {}  {}  {} running  {} rows/s",
+        counted(picture.workers.len() as i64, "worker", "workers"),
+        counted(picture.batches.len() as i64, "batch", "batches"),
+        counted(running, "task", "tasks"),
         grouped(picture.rows_per_second as i64),
     );
     let mut spans = vec![span(summary, Style::Strong)];

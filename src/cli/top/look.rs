@@ -99,11 +99,12 @@ impl Eye {
                 .iter()
                 .filter(|batch| batch.progress.queue == name)
                 .map(|batch| batch.rows_per_second)
-                .sum()
+                .fold(0.0, std::ops::Add::add)
         };
         let queues: Vec<Queue> =
             queues.into_iter().map(|shown| Queue { rows_per_second: rate_of(&shown.name), shown }).collect();
-        let rows_per_second = batches.iter().map(|batch| batch.rows_per_second).sum();
+        // Not `sum`, whose nought is negative.
+        let rows_per_second = batches.iter().map(|batch| batch.rows_per_second).fold(0.0, std::ops::Add::add);
         Picture { at: jiff::Timestamp::now(), rows_per_second, queues, batches, workers }
     }
 

@@ -123,6 +123,6 @@ async fn steer(api: &Api, place: Place, query: Query, what: Steer) -> Result<Jso
     let id = place.id()?;
     steering::steer(&*api.client().await?, id, what).await?;
     let batch = find(api, id).await?;
-    let state = if batch.aborting && !batch.is_over() { "aborting".to_owned() } else { batch.state };
+    let state = if batch.aborting { "aborting".to_owned() } else { batch.state };
     Ok(Json(Steered { id, state }))
 }

@@ -61,7 +61,7 @@ impl MigrateError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SchemaState {
-    #[error("the database has no musterd schema: run `musterd migrate`")]
+    #[error("the database has not been migrated, it has no musterd schema: run `musterd migrate`")]
     Missing,
     #[error("database is at V{database}, this binary needs V{binary}: run `musterd migrate`")]
     Behind { database: i32, binary: i32 },

@@ -17,7 +17,10 @@ SELECT q.name AS queue,
        SELECT pg_catalog.sum(o.rows)::bigint AS rows,
               pg_catalog.min(o.available_at) FILTER (WHERE o.available_at <= pg_catalog.now()) AS oldest
          FROM (SELECT COALESCE(pg_catalog.cardinality(f.lines), f.last_line - f.first_line + 1) AS rows, f.available_at
-                 FROM musterd.blocks f WHERE f.queue = q.name AND f.worker IS NULL LIMIT $2) o) k
+                 FROM musterd.blocks f
+                WHERE f.queue = q.name AND f.worker IS NULL
+                  -- What is held does not wait.
+                  AND EXISTS (SELECT FROM musterd.batches h WHERE h.id = f.batch_id AND h.open) LIMIT $2) o) k
  CROSS JOIN LATERAL (
        SELECT pg_catalog.count(*) AS count, pg_catalog.min(GREATEST(o.run_at, o.created_at)) AS oldest
          FROM (SELECT w.run_at, w.created_at FROM musterd.tasks w

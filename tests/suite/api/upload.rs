@@ -146,3 +146,13 @@ async fn an_append_that_breaks_off_adds_nothing() {
     let appended = caller.post(&path, &[NDJSON], "3\n").await.json(200);
     assert_eq!(appended["rows"], 3);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_body_is_an_empty_batch_whatever_its_type() {
+    let db = TestDb::new().await;
+    let (_daemon, caller) = start(&db, "").await;
+    for media_type in ["application/x-ndjson", "application/json", "text/csv", "text/tab-separated-values"] {
+        let answer = caller.post(SUBMIT, &[("content-type", media_type)], "").await;
+        assert_eq!(answer.json(201)["rows"], 0, "{media_type}");
+    }
+}

@@ -208,6 +208,16 @@ async fn broken_json_in_an_argument_is_told_in_words() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_export_of_neither_or_both_names_both() {
+    for more in [&[][..], &["--failed", "--all"]] {
+        let output = config::musterd(&[["batch", "export", "1"].as_slice(), more].concat()).await;
+        assert_eq!(output.status.code(), Some(2));
+        let said = stderr(&output);
+        assert!(said.contains("--failed") && said.contains("--all"), "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_demo_shows_the_whole_walk_and_leaves_its_output() {
     // Without a configuration and without a terminal, as `make run` in a pipeline.
     let dir = crate::suite::support::run::new_dir("demo");

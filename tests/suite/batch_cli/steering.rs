@@ -8,7 +8,7 @@ use futures::FutureExt;
 use musterd::handler::{Done, Outcome};
 use serde_json::{Value, json};
 
-use super::{json_of, refused, said};
+use super::{json_of, refused, said, some_batches};
 use crate::suite::outputs::ground::{PATIENCE, Worker, end_lines, ended, file_store, state};
 use crate::suite::support::config::TestConfig;
 use crate::suite::support::daemon::Daemon;
@@ -37,6 +37,7 @@ async fn hold_release_and_abort_say_what_they_made_of_it_also_without_a_worker()
     assert_eq!(said(&config, &["batch", "abort", &batch]).await, format!("batch {id}: aborted\n"));
     let shown = json_of(&config, &["batch", "show", &batch]).await;
     assert_eq!((&shown["succeeded"], &shown["aborted"]), (&json!(4), &json!(6)));
+    assert_eq!(shown["aborting"], false, "it is over");
     assert!(dir.join(format!("batches/{id}/g1-r10-d4/manifest.json")).exists(), "its files are there, too");
     let rows = json_of(&config, &["batch", "rows", &batch, "--state", "aborted"]).await;
     assert_eq!(rows["rows"].as_array().unwrap().len(), 6);
@@ -44,6 +45,28 @@ async fn hold_release_and_abort_say_what_they_made_of_it_also_without_a_worker()
     for command in ["abort", "hold", "release"] {
         assert_eq!(said(&config, &["batch", command, &batch]).await, format!("batch {id}: aborted\n"));
     }
+}
+
+/// Rows that wait as the metric counts them.
+const DEPTHS: &str = include_str!("../../../src/store/sql/depths.sql");
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_held_does_not_wait() {
+    let db = TestDb::new().await;
+    let (client, config) = (db.client().await, TestConfig::new(&db, ""));
+    let ids = some_batches(&db).await;
+    let counted = async || {
+        let queue = &json_of(&config, &["queue", "list"]).await[0];
+        let metric = client.query_one(DEPTHS, &[&vec!["default"], &1000_i64]).await.unwrap();
+        assert_eq!(queue["rows_queued"], json!(metric.get::<_, i64>("rows")), "one word, one number");
+        (queue["rows_queued"].as_i64().unwrap(), queue["rows_held"].as_i64().unwrap())
+    };
+    // One line that was never reached and one that is tried again, and four of the last; four are held.
+    assert_eq!(counted().await, (6, 4));
+    said(&config, &["batch", "hold", &ids[2].to_string()]).await;
+    assert_eq!(counted().await, (4, 6));
+    said(&config, &["batch", "release", &ids[3].to_string()]).await;
+    assert_eq!(counted().await, (8, 2));
 }
 
 #[tokio::test(flavor = "multi_thread")]

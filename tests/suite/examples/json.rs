@@ -13,7 +13,7 @@ const TASK: &str = "after attempt children command crashes created_at dedup_key 
                     max_attempts open_children parent_id payload priority queue result run_at state worker";
 const WORKER: &str = "blocks commands ended_at host id last_beat_seconds pid queues rows seen_at started_at state tasks \
                       trouble version";
-const QUEUE: &str = "batches_open block_size fibers mode name paused rows_queued tasks_queued tasks_running tasks_scheduled workers";
+const QUEUE: &str = "batches_open block_size fibers mode name paused rows_held rows_queued tasks_queued tasks_running tasks_scheduled workers";
 
 /// The keys of an object, or of the first thing of a list.
 fn keys(value: &Value) -> String {
