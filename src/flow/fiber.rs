@@ -1,7 +1,11 @@
 //! A fiber: runs the rows of one block, one after the other, and hands over their outcomes.
 
 mod budget;
+mod facts;
 mod slice;
+mod work;
+
+pub use facts::FactsCache;
 
 use super::{
     batcher::{Sender, Writer},
@@ -9,41 +13,27 @@ use super::{
     held::{Cancel, Held},
     pace::Pace,
     solo::{Company, Room, Solitude},
-    watch::{Guard, Watch},
+    watch::Watch,
     writer::{BlockUpdate, OutcomeWriter, Update},
 };
 use crate::{
-    backoff, handler,
-    handler::{Entry, Intake, Outcome, Registry, RowCall},
-    json::Json,
+    backoff,
+    handler::Registry,
     liveness::lease::Lease,
     metrics::{Call, Metrics},
-    objects::file_name_problem,
     periodic::describe,
     spans::Span,
     store::{
         LONGEST_BACKOFF, Store,
-        blocks::{self, BatchFacts, Block, InputRow},
-        flush::{Close, RowWrite, Verdict},
+        blocks::{self, Block},
+        flush::Close,
     },
 };
-use budget::Brake;
 use futures::FutureExt;
-use prometheus_client::metrics::histogram::Histogram;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
-
-/// Input that a fiber has in memory at a time, give or take a row.
-const PAGE_BYTES: usize = 4 << 20;
-/// Outcomes handed over together; slow rows are handed over as they come.
-const CHUNK: usize = 100;
-const CHUNK_BYTES: usize = 1 << 20;
-const CHUNK_AGE: Duration = Duration::from_millis(100);
+use work::Work;
 
 /// Everything a fiber needs; shared by all of them.
 #[derive(Clone, Debug)]
@@ -66,20 +56,6 @@ pub struct Bench {
     pub room: Room,
     pub watch: Watch,
 }
-
-/// What blocks of the same batch share, asked once.
-#[derive(Clone, Debug, Default)]
-pub struct FactsCache(Arc<Mutex<HashMap<i64, Arc<Facts>>>>);
-
-/// What is known of a batch.
-#[derive(Debug)]
-struct Facts {
-    batch: BatchFacts,
-    brake: Option<Brake>,
-}
-
-/// Batches a cache remembers; more at a time in one worker means asking again now and then.
-const REMEMBERED: usize = 1_000;
 
 /// How the work on a block came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,21 +182,6 @@ impl Bench {
         }
     }
 
-    /// Asks until there is an answer; `None` when the work is to be given up meanwhile.
-    async fn facts_of(&self, block: &Block, cancel: &Cancel) -> Option<Arc<Facts>> {
-        let batch = block.reference.batch;
-        if let Some(facts) = self.facts.get(batch) {
-            return Some(facts);
-        }
-        let found = self
-            .patiently(cancel, "batch", || async {
-                blocks::facts(&self.store.general.get().await?, batch).await
-            })
-            .await??;
-        let brake = found.budget.map(Brake::of);
-        Some(self.facts.keep(batch, Facts { batch: found, brake }))
-    }
-
     /// Repeats a read until it succeeds. `None`: told to give up first.
     pub(super) async fn patiently<T, E, F>(
         &self,
@@ -252,31 +213,6 @@ impl Bench {
     }
 }
 
-impl Facts {
-    fn saw_failed(&self, rows: i64) {
-        self.brake.iter().for_each(|brake| brake.saw_failed(rows));
-    }
-}
-
-impl FactsCache {
-    fn get(&self, batch: i64) -> Option<Arc<Facts>> {
-        self.lock().get(&batch).cloned()
-    }
-
-    /// Keeps it, unless another fiber was first: all of them share one brake.
-    fn keep(&self, batch: i64, facts: Facts) -> Arc<Facts> {
-        let mut cache = self.lock();
-        if cache.len() >= REMEMBERED {
-            cache.clear();
-        }
-        Arc::clone(cache.entry(batch).or_insert_with(|| Arc::new(facts)))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Arc<Facts>>> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
-
 pub(super) async fn interrupted(cancel: &Cancel, now: &CancellationToken) -> End {
     tokio::select! {
         biased;
@@ -284,227 +220,6 @@ pub(super) async fn interrupted(cancel: &Cancel, now: &CancellationToken) -> End
         () = cancel.aborted.cancelled() => End::Aborted,
         () = now.cancelled() => End::GiveBack,
     }
-}
-
-/// A block being worked on.
-struct Work<'a> {
-    bench: &'a Bench,
-    block: &'a Block,
-    entry: &'a Entry,
-    facts: &'a Facts,
-    traceparent: Option<&'a str>,
-    cancel: &'a Cancel,
-    chunk: Vec<RowWrite>,
-    chunk_bytes: usize,
-    chunk_began: Instant,
-    close: Close,
-    /// The first line that has not been run.
-    next_line: i32,
-    post: &'a Guard,
-    /// The times of single rows.
-    rows_took: &'a Histogram,
-}
-
-impl Work<'_> {
-    async fn run(&mut self) -> End {
-        let mut limit = self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES);
-        loop {
-            let Some(page) = self.read_page(limit).await else {
-                return interrupted(self.cancel, &self.bench.now).await;
-            };
-            let bytes: usize = page.iter().map(|row| row.input.len()).sum();
-            self.bench.pace.saw_rows(self.block.reference.batch, page.len(), bytes);
-            let was_last = page.len() < limit && bytes < PAGE_BYTES;
-            let began = Instant::now();
-            let count = page.len();
-            if let Some(end) = self.run_page(page).await {
-                return end;
-            }
-            self.bench.pace.saw_work(&self.block.command, count, began.elapsed());
-            if was_last || self.next_line > self.block.last {
-                return End::Whole;
-            }
-            limit = self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES);
-        }
-    }
-
-    async fn read_page(&self, limit: usize) -> Option<Vec<InputRow>> {
-        let (store, block, from) = (&self.bench.store, self.block, self.next_line);
-        self.bench
-            .patiently(self.cancel, "rows", || async {
-                blocks::read_rows(&store.general.get().await?, block, from, limit, PAGE_BYTES).await
-            })
-            .await
-    }
-
-    /// Runs the rows of a page; `Some` when the block is to be given up.
-    async fn run_page(&mut self, page: Vec<InputRow>) -> Option<End> {
-        let together = match self.entry.handler.intake() {
-            Intake::OneByOne => {
-                for row in page {
-                    if let Some(end) = self.brake().await {
-                        return Some(end);
-                    }
-                    if let Some(end) = self.run_row(row).await {
-                        return Some(end);
-                    }
-                }
-                return None;
-            }
-            Intake::Ahead(rows) | Intake::Together(rows) => rows.get(),
-        };
-        for slice in page.chunks(together) {
-            if let Some(end) = self.brake().await {
-                return Some(end);
-            }
-            if let Some(end) = self.run_slice(slice).await {
-                return Some(end);
-            }
-        }
-        None
-    }
-
-    /// Runs one row; `Some` when the block is to be given up.
-    async fn run_row(&mut self, row: InputRow) -> Option<End> {
-        let timeout = self.timeout();
-        let call = RowCall {
-            batch: self.block.reference.batch,
-            line: row.line,
-            input: &row.input,
-            context: &self.facts.batch.context,
-            attempt: self.block.attempt,
-        };
-        let (bench, cancel, handler) = (self.bench, self.cancel, &*self.entry.handler);
-        let (post, took) = (self.post, self.rows_took);
-        let handling = async {
-            let run = async {
-                bench.lease.valid().await;
-                post.begin(row.line, timeout);
-                let began = Instant::now();
-                let outcome = handler::run_row(handler, call, timeout).await;
-                took.observe(began.elapsed().as_secs_f64());
-                outcome
-            };
-            tokio::select! {
-                biased;
-                end = interrupted(cancel, &bench.now) => Err(end),
-                outcome = run => Ok(outcome),
-            }
-        };
-        let outcome = match self.handing_over_meanwhile(handling).await {
-            Ok(outcome) => outcome,
-            Err(end) => return Some(end),
-        };
-        self.post.end();
-        self.next_line = row.line + 1;
-        self.take_down(row.line, outcome);
-        let is_full = self.chunk.len() >= CHUNK || self.chunk_bytes >= CHUNK_BYTES;
-        if is_full || self.chunk_began.elapsed() >= CHUNK_AGE {
-            self.hand_over_chunk(false).await;
-        }
-        None
-    }
-
-    /// Earlier outcomes do not wait for a slow row.
-    async fn handing_over_meanwhile<T>(&mut self, handling: impl Future<Output = T>) -> T {
-        let mut handling = std::pin::pin!(handling);
-        let old = tokio::time::Instant::from_std(self.chunk_began + CHUNK_AGE);
-        tokio::select! {
-            biased;
-            handled = &mut handling => return handled,
-            () = tokio::time::sleep_until(old), if !self.chunk.is_empty() => {}
-        }
-        tokio::join!(handling, self.hand_over_chunk(false)).0
-    }
-
-    fn take_down(&mut self, line: i32, outcome: Outcome) {
-        if self.chunk.is_empty() {
-            self.chunk_began = Instant::now();
-        }
-        let attempt = self.block.attempt;
-        let (verdict, outputs, append) = match outcome {
-            Outcome::Succeeded(done) => match outputs_json(&done.outputs) {
-                Ok(outputs) => (Verdict::Succeeded(done.result), outputs, done.append),
-                Err(problem) => (Verdict::Failed(storable(problem)), None, Vec::new()),
-            },
-            Outcome::Failed(error) => (Verdict::Failed(storable(error)), None, Vec::new()),
-            Outcome::Retry { error, after } if attempt < self.max_attempts() => {
-                let wait = after.unwrap_or_else(|| self.bench.retry.delay(attempt as u32));
-                self.bench.metrics.row_retries.inc();
-                self.close.retry.push(line);
-                self.close.error = Some(storable(error));
-                self.close.retry_after = self.close.retry_after.max(wait);
-                return;
-            }
-            Outcome::Retry { error, .. } => (Verdict::Failed(storable(error)), None, Vec::new()),
-        };
-        if matches!(verdict, Verdict::Failed(_)) {
-            self.facts.saw_failed(1);
-        }
-        let write = RowWrite { line, attempt, verdict, outputs, append };
-        self.chunk_bytes += write.bytes();
-        self.chunk.push(write);
-    }
-
-    fn timeout(&self) -> Duration {
-        self.facts.batch.row_timeout.unwrap_or(self.entry.config.timeout)
-    }
-
-    fn max_attempts(&self) -> i32 {
-        self.facts.batch.max_attempts.unwrap_or(self.bench.retry.max_attempts.get() as i32)
-    }
-
-    async fn hand_over_chunk(&mut self, waited_for: bool) {
-        if self.chunk.is_empty() {
-            return;
-        }
-        let rows = std::mem::take(&mut self.chunk);
-        self.chunk_bytes = 0;
-        let update = BlockUpdate { block: self.block.reference, rows, close: None, waited_for };
-        self.bench.hand_over(Update::Block(update)).await;
-    }
-
-    async fn finish(mut self, end: End) {
-        match end {
-            End::Whole => {}
-            End::GiveBack => {
-                self.close.give_back = self.block.open_lines(self.next_line);
-                self.bench.metrics.rows_given_back.inc_by(self.close.give_back.len() as u64);
-                // Those that were told of out of turn have had their say; a line with a result is no open line anyway.
-                self.close.give_back.retain(|line| !self.close.retry.contains(line));
-            }
-            // Rows without a result are aborted by derivation; another try of any would only be in the way.
-            End::Aborted => {
-                self.close.retry.clear();
-                self.close.error = None;
-            }
-            End::Fenced => {
-                // What was done and not handed over, and the row that was cut off.
-                self.bench.metrics.fenced.inc_by(self.chunk.len() as u64 + 1);
-                return self.bench.held.forget(self.block.reference.token);
-            }
-        }
-        let rows = std::mem::take(&mut self.chunk);
-        let close = Some(std::mem::take(&mut self.close));
-        let update = BlockUpdate { block: self.block.reference, rows, close, waited_for: true };
-        self.bench.hand_over(Update::Block(update)).await;
-    }
-}
-
-/// Output text by file name. Text for the same file is joined in the order it was given. A name that cannot be a
-/// file's is the row's own error.
-fn outputs_json(outputs: &[(String, String)]) -> Result<Option<Json>, String> {
-    if outputs.is_empty() {
-        return Ok(None);
-    }
-    let mut by_name: std::collections::BTreeMap<&str, String> = std::collections::BTreeMap::new();
-    for (name, text) in outputs {
-        if let Some(problem) = file_name_problem(name) {
-            return Err(format!("{name:?} cannot name an output file: {problem}"));
-        }
-        by_name.entry(name).or_default().push_str(text);
-    }
-    Json::of(&by_name).map(Some).map_err(|error| format!("the outputs cannot be written: {error}"))
 }
 
 /// PostgreSQL's text has no NUL; the rest of a message is still worth keeping. Very long ones are cut.

@@ -3,7 +3,7 @@
 //! Whether the budget is spent is decided from what was written. That is a flush away, in which a fast handler fails
 //! hundreds of rows more; so a fiber that knows of too many failures waits for the decision before it goes on.
 
-use super::{End, Work, interrupted};
+use super::{End, interrupted, work::Work};
 use crate::store::blocks::{self, Budget};
 use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},

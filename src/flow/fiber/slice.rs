@@ -1,6 +1,9 @@
 //! Rows given to a handler together: what it tells of them is taken down as it comes.
 
-use super::{CHUNK, CHUNK_AGE, End, Work, interrupted};
+use super::{
+    End, interrupted,
+    work::{CHUNK, CHUNK_AGE, Work},
+};
 use crate::{
     handler::{self, BlockCall, Outcome, Told},
     metrics::Call,
