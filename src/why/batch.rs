@@ -48,7 +48,8 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, horizon: Option<&Hori
     }
     if facts.failed > 0 {
         let last = facts.error.as_deref().map(|error| format!("; one of them: {error}")).unwrap_or_default();
-        let sentence = format!("{} rows have failed, {} are allowed{last}", facts.failed, facts.allowed);
+        let failed = rows(facts.failed, "row has", "rows have");
+        let sentence = format!("{failed} failed, {} are allowed{last}", facts.allowed);
         reasons.push(Reason::new("failing", sentence).advise(format!("musterd batch rows {id} --failed")));
     }
     reasons.extend(backoff(facts));
@@ -73,26 +74,30 @@ fn backoff(facts: &BatchFacts) -> Option<Reason> {
     let attempt = facts.next_attempt?;
     let error =
         facts.last_error.as_deref().map(|error| format!("; one failed with: {error}")).unwrap_or_default();
-    let rows = facts.retrying;
+    let many = facts.retrying;
     match (facts.next_due, facts.blocks_owned + facts.blocks_due, facts.carved >= facts.rows) {
         (Some(due), 0, true) => {
-            let sentence =
-                format!("{rows} rows wait for their next try (attempt {attempt}), the first at {due}{error}");
+            let wait = rows(many, "row waits for its", "rows wait for their");
+            let sentence = format!("{wait} next try (attempt {attempt}), the first at {due}{error}");
             Some(Reason::new("backoff", sentence))
         }
-        _ => Some(Reason::new(
-            "retrying",
-            format!("{rows} rows failed and are tried again (attempt {attempt}){error}"),
-        )),
+        _ => {
+            let failed = rows(many, "row failed and is", "rows failed and are");
+            Some(Reason::new("retrying", format!("{failed} tried again (attempt {attempt}){error}")))
+        }
     }
+}
+
+/// One row, or several.
+fn rows(count: i64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 fn held(id: i64, facts: &BatchFacts) -> Reason {
     if facts.on_budget.as_deref() == Some("hold") && facts.failed > facts.allowed {
-        let sentence = format!(
-            "batch {id} was held because {} rows failed and {} are allowed",
-            facts.failed, facts.allowed
-        );
+        let failed = rows(facts.failed, "row", "rows");
+        let sentence =
+            format!("batch {id} was held because {failed} failed and {} are allowed", facts.allowed);
         return Reason::new("budget", sentence)
             .advise(format!("mend the cause, then: musterd batch release {id}"));
     }

@@ -136,7 +136,8 @@ async fn a_failing_handler_is_told_with_its_last_error_its_retries_and_its_budge
     let client = db.client().await;
     let toml = "[retry]\nbase = \"1h\"\nmax = \"1h\"\n\
                 [handlers.stumble]\nbuiltin = \"fail\"\nfailure = \"error\"\nrate = 1.0\n\
-                [handlers.fail]\nfailure = \"final\"\nrate = 1.0";
+                [handlers.fail]\nfailure = \"final\"\nrate = 1.0\n\
+                [queues.default]\nfibers = 1";
     let daemon = Daemon::builder(&db, toml).start();
     daemon.wait_ready().await;
     let config = daemon.config();
@@ -163,10 +164,10 @@ async fn a_failing_handler_is_told_with_its_last_error_its_retries_and_its_budge
     let budget = id(&client, &submit).await;
     let told = begins(config, &["batch", &budget], "budget: ").await;
     let sentence = format!(
-        "budget: batch {budget} was held because 2 rows failed and 0 are allowed → mend the cause, then: musterd batch release {budget}"
+        "budget: batch {budget} was held because 1 row failed and 0 are allowed → mend the cause, then: musterd batch release {budget}"
     );
     assert_eq!(told[0], sentence);
-    assert!(told[1].starts_with("failing: 2 rows have failed, 0 are allowed; one of them: "), "{told:?}");
+    assert!(told[1].starts_with("failing: 1 row has failed, 0 are allowed; one of them: "), "{told:?}");
     assert!(told[1].ends_with(&format!("→ musterd batch rows {budget} --failed")), "{told:?}");
 }
 
