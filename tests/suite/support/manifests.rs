@@ -21,7 +21,9 @@ pub(crate) fn has(what: &str) -> bool {
         .args(["--check", what])
         .status()
         .is_ok_and(|status| status.success());
-    assert!(there || std::env::var_os("CI").is_none(), "{what} is missing: make setup-test");
+    // No distribution of ours has Valkey; who packs it elsewhere may stop, and Redis is tested all the same.
+    let must = std::env::var_os("CI").is_some() && what != "valkey";
+    assert!(there || !must, "{what} is missing: make setup-test");
     if !there {
         println!("SKIPPED: {what} is missing: make setup-test");
     }
