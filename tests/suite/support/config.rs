@@ -140,7 +140,7 @@ fn polling(table: &mut Table) {
     default(table, "database", "pooler", "transaction");
     let claim = table.entry("claim").or_insert_with(|| Table::new().into()).as_table_mut().unwrap();
     claim.insert("poll_interval".into(), "50ms".into());
-    if !has(table, "liveness", "heartbeat_ttl") && !has(table, "liveness", "heartbeat_interval") {
+    if !["backend", "heartbeat_ttl", "heartbeat_interval"].iter().any(|key| has(table, "liveness", key)) {
         default(table, "liveness", "heartbeat_interval", "1s");
         default(table, "liveness", "heartbeat_ttl", "10s");
         default(table, "liveness", "recovery_interval", "1s");
