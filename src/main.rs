@@ -22,7 +22,11 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return complain(&anyhow::Error::new(error).context("cannot start the runtime")),
     };
-    let ended = runtime.block_on(cli.execute());
+    let ended = runtime.block_on(async {
+        let ended = cli.execute().await;
+        musterd::handler::sql::settle().await;
+        ended
+    });
     #[cfg(feature = "otel")]
     musterd::spans::stop();
     match ended {

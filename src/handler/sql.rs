@@ -2,8 +2,10 @@
 
 mod blocks;
 mod name;
+mod session;
 
 pub use name::{NameError, QualifiedName};
+pub use session::settle;
 
 use super::{
     BlockCall, Config, Handler, Intake, Outcome, RowCall, Spawn, TaskCall, TaskDone, TaskOutcome, Tongue,
@@ -20,8 +22,9 @@ use crate::{
 };
 use deadpool_postgres::{Object, Pool};
 use futures::{FutureExt, future::BoxFuture};
+use session::Session;
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
-use tokio_postgres::{CancelToken, Error, IsolationLevel, error::SqlState};
+use tokio_postgres::{Error, IsolationLevel, error::SqlState};
 
 /// The connections of all sql handlers: their own, and with the role's own settings.
 #[derive(Debug)]
@@ -113,15 +116,14 @@ impl Sql {
                     return outcome;
                 }
                 Err(error) if is_conflict(&error) && conflict <= CONFLICT_RETRIES => {
-                    tokio::time::sleep(backoff::delay(
-                        Duration::from_millis(20),
-                        Duration::from_millis(200),
-                        conflict,
-                    ))
-                    .await;
+                    session.discard(&error);
+                    let (base, max) = (Duration::from_millis(20), Duration::from_millis(200));
+                    tokio::time::sleep(backoff::delay(base, max, conflict)).await;
                 }
-                // Whatever the connection's state is now, nobody else should inherit it.
-                Err(error) => return judge(&error),
+                Err(error) => {
+                    session.discard(&error);
+                    return judge(&error);
+                }
             }
         }
         unreachable!("the loop ends by returning")
@@ -251,45 +253,4 @@ fn told(error: &Error) -> String {
         );
     }
     text
-}
-
-/// A connection in use. One that is dropped in the middle (a timeout, an abort) is taken out of the pool and its query
-/// cancelled: dropping a future does not stop what the server is doing.
-struct Session {
-    client: Option<Object>,
-    cancel: CancelToken,
-    target: Target,
-}
-
-impl Session {
-    fn new(client: Object, target: &Target) -> Self {
-        Self { cancel: client.cancel_token(), client: Some(client), target: target.clone() }
-    }
-
-    fn client(&mut self) -> &mut Object {
-        self.client.as_mut().expect("there until finish, which takes the session")
-    }
-
-    /// The transaction is over; the connection may serve somebody else.
-    fn finish(mut self) {
-        drop(self.client.take());
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        let Some(client) = self.client.take() else { return };
-        let connection = Object::take(client);
-        let (cancel, target) = (self.cancel.clone(), self.target.clone());
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "Drop cannot wait; the request is bounded and nobody needs its answer"
-        )]
-        tokio::spawn(async move {
-            // A server that cannot be reached will notice the broken connection by itself.
-            let _ = tokio::time::timeout(Duration::from_secs(5), target.cancel(&cancel)).await;
-            // Not before: a pooler forgets with the connection what there is to cancel.
-            drop(connection);
-        });
-    }
 }

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
 
-use crate::suite::support::config::{TestConfig, json, stderr};
+use crate::suite::support::config::{TestConfig, json, stderr, stdout};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::manifests::has;
@@ -142,4 +142,29 @@ async fn who_asks_for_a_query_to_be_cancelled_stays_until_it_was_heard() {
         let (_, ()) = tokio::join!(copy_bidirectional(&mut first, &mut server), request);
     };
     within(SOON, async { tokio::join!(asking, pooler) }).await;
+}
+
+/// PgBouncer 1.18 dies of a request to cancel whose sender goes while it is passed on. A query that has failed needs none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pooler_survives_commands_whose_procedure_fails() {
+    if !has("pgbouncer") {
+        return;
+    }
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let raise =
+        "CREATE PROCEDURE public.refuse(bigint, jsonb) LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$";
+    client.batch_execute(raise).await.unwrap();
+    let pooler = PgBouncer::start("");
+    let toml = format!(
+        "[database]\nurl = {:?}\n[handlers.refuse]\nkind = \"sql\"\nprocedure = \"public.refuse\"",
+        pooler.url(&db)
+    );
+    let config = TestConfig::new(&db, &toml);
+    for _ in 0..15 {
+        let tried = config.musterd(&["handler", "test", "refuse", "--payload", "{}", "--json"]).await;
+        assert!(stdout(&tried).contains("P0001"), "{tried:?}");
+        // Says so if it is gone.
+        pooler.url(&db);
+    }
 }

@@ -158,11 +158,14 @@ impl Sql {
                     return Ok(called);
                 }
                 Ok(Err(error)) if is_conflict(&error) && conflict <= CONFLICT_RETRIES => {
+                    session.discard(&error);
                     let (base, max) = (Duration::from_millis(20), Duration::from_millis(200));
                     tokio::time::sleep(backoff::delay(base, max, conflict)).await;
                 }
-                // The session goes: whatever its state is now, nobody else should inherit it.
-                Ok(Err(error)) => return Err(sort(&error)),
+                Ok(Err(error)) => {
+                    session.discard(&error);
+                    return Err(sort(&error));
+                }
                 Err(_) => {
                     let limit = humantime::format_duration(call.timeout);
                     return Err(Failure::Function(format!("ran longer than its timeout of {limit}")));
