@@ -79,9 +79,19 @@ async fn work(client: impl std::ops::Deref<Target = Client>, worker: String) -> 
 
 async fn carve(client: &Client, statements: &Statements, worker: &str) -> Result<Option<Row>> {
     let (tokens, commands, size, fibers) = (vec![Uuid::new_v4()], vec!["noop"], vec![BLOCK], 8.0_f64);
-    let (any_scope, no_tasks) = (None::<i64>, None::<Vec<&str>>);
-    let params: [&(dyn ToSql + Sync); 9] =
-        [&"default", &worker, &tokens, &commands, &size, &size, &fibers, &any_scope, &no_tasks];
+    let (any_scope, no_tasks, none_durable) = (None::<i64>, None::<Vec<&str>>, Vec::<&str>::new());
+    let params: [&(dyn ToSql + Sync); 10] = [
+        &"default",
+        &worker,
+        &tokens,
+        &commands,
+        &size,
+        &size,
+        &fibers,
+        &any_scope,
+        &no_tasks,
+        &none_durable,
+    ];
     // Both connections want the same batch: the one that comes second waits, as the daemon does.
     match client.query_opt(&statements.skipping, &params).await? {
         Some(block) => Ok(Some(block)),
