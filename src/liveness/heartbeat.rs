@@ -18,8 +18,15 @@ use crate::{
     store::{connect::Target, workers::Enlisted},
     supervisor::Health,
 };
-use tokio::sync::{Notify, oneshot};
+use std::time::Duration;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot},
+};
 use tokio_util::sync::CancellationToken;
+
+/// How long a blocked thread may keep the others from their sockets.
+const BETWEEN_WAKES: Duration = Duration::from_secs(1);
 
 /// Everything the heartbeat needs; cheap to clone, so that it can be started again.
 #[derive(Clone, Debug)]
@@ -53,9 +60,10 @@ impl Heartbeat {
     /// Beats until `stop`.
     pub async fn run(self, stop: CancellationToken) -> Result<(), HeartbeatError> {
         let (report, ended) = oneshot::channel();
+        let others = Handle::current();
         let thread = move || {
             // Nobody waits for the answer only when the whole process is going.
-            let _ = report.send(self.run_here(stop));
+            let _ = report.send(self.run_here(stop, &others));
         };
         std::thread::Builder::new()
             .name("heartbeat".into())
@@ -64,15 +72,15 @@ impl Heartbeat {
         ended.await.unwrap_or(Err(HeartbeatError::Panicked))
     }
 
-    fn run_here(self, stop: CancellationToken) -> Result<(), HeartbeatError> {
+    fn run_here(self, stop: CancellationToken, others: &Handle) -> Result<(), HeartbeatError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|source| HeartbeatError::Thread { source })?;
-        runtime.block_on(self.live(stop))
+        runtime.block_on(self.live(stop, others))
     }
 
-    async fn live(self, stop: CancellationToken) -> Result<(), HeartbeatError> {
+    async fn live(self, stop: CancellationToken, others: &Handle) -> Result<(), HeartbeatError> {
         let roll = match self.config.backend {
             Backend::Redis => Some(Roll::open(&self.redis, &self.presence)?),
             Backend::Postgres => None,
@@ -82,6 +90,7 @@ impl Heartbeat {
             beats::beat(&self, &beaten, &stop),
             witness::testify(&self, roll.as_ref(), &beaten, &missing, &stop),
             tracking::track(&self, roll.as_ref(), &missing, &stop),
+            wake(others, &stop),
         );
         if let Some(roll) = roll {
             self.farewell(&roll).await;
@@ -95,5 +104,18 @@ impl Heartbeat {
             tracing::debug!(%error, "could not say goodbye to Redis");
         }
         roll.close().await;
+    }
+}
+
+/// One thread of a runtime looks after the sockets and timers of all. When a handler blocks just that one, the idle threads do
+/// not know, and the whole worker stands still; one that is woken takes over.
+async fn wake(others: &Handle, stop: &CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(BETWEEN_WAKES) => {}
+        }
+        // To be run is all it is for.
+        drop(others.spawn(std::future::ready(())));
     }
 }
