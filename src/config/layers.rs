@@ -191,7 +191,7 @@ fn variable_of(path: &[String]) -> String {
 
 /// A variable or flag is text. Where a list or a table belongs it is read as TOML writes one; else it stays as it is.
 fn parsed(path: &[String], value: &Value) -> Value {
-    let Some(Wanted::List | Wanted::Table) = Wanted::at::<Config>(path) else { return value.clone() };
+    let Some(Wanted::List | Wanted::Table(_)) = Wanted::at::<Config>(path) else { return value.clone() };
     let Ok(text) = value.clone().into_string() else { return value.clone() };
     let read = File::from_str(&format!("value = {text}"), FileFormat::Toml).collect();
     match read.ok().filter(|table| table.len() == 1).and_then(|mut table| table.remove("value")) {

@@ -1,4 +1,5 @@
-//! What a key wants, asked of the types themselves: a message can then say what is allowed, in a person's words.
+//! What a key wants, asked of the types themselves: no list of keys can go stale, and a message can say what is allowed, in a
+//! person's words.
 
 use serde::de::{self, DeserializeSeed, Deserializer, Expected, MapAccess, Visitor, value::StrDeserializer};
 use std::fmt;
@@ -7,7 +8,8 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     OneOf(&'static [&'static str]),
-    Table,
+    /// With these keys; with none where any will do.
+    Table(&'static [&'static str]),
     List,
     /// What the type's own visitor says it expects.
     Other(String),
@@ -23,7 +25,7 @@ impl Wanted {
     pub(super) fn rule(&self, key: &str) -> Option<String> {
         Some(match self {
             Self::OneOf(words) => format!("must be {}", listed(words)),
-            Self::Table => format!("must be a table ([{key}])"),
+            Self::Table(_) => format!("must be a table ([{key}])"),
             Self::List => "must be a list of texts, such as [\"python3\", \"work.py\"]".into(),
             Self::Other(expected) => match expected.as_str() {
                 "u16" => "must be a whole number from 0 to 65535".into(),
@@ -80,9 +82,9 @@ impl<'de> Probe<'de> {
         Err(Asked(self.path.is_empty().then_some(wanted)))
     }
 
-    fn descend<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Asked> {
+    fn descend<V: Visitor<'de>>(self, keys: &'static [&'static str], visitor: V) -> Result<V::Value, Asked> {
         match self.path.split_first() {
-            None => self.answer(Wanted::Table),
+            None => self.answer(Wanted::Table(keys)),
             Some((name, below)) => visitor.visit_map(Entry { name: Some(name), below }),
         }
     }
@@ -112,16 +114,16 @@ impl<'de> Deserializer<'de> for Probe<'de> {
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Asked> {
-        self.descend(visitor)
+        self.descend(&[], visitor)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
-        _: &'static [&'static str],
+        keys: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Asked> {
-        self.descend(visitor)
+        self.descend(keys, visitor)
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
