@@ -4,6 +4,9 @@ use crate::config::Problems;
 use serde::{Deserialize, Serialize};
 use std::{num::NonZeroU32, time::Duration};
 
+/// The longest wait that a handler may ask for, in a header or in a reply; what asks for more gets this.
+pub const LONGEST_ASKED: Duration = Duration::from_secs(24 * 3600);
+
 /// The `[retry]` section: tries of rows and tasks.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -21,7 +24,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            max_attempts: NonZeroU32::new(3).expect("three is not nought"),
+            max_attempts: NonZeroU32::new(3).expect("three is not zero"),
             base: Duration::from_secs(1),
             max: Duration::from_secs(300),
         }

@@ -17,7 +17,7 @@ use crate::{
         rivals,
         solo::Room,
         watch::Watch,
-        writer::{Gate, OutcomeWriter},
+        writer::{Gate, OutcomeWriter, WriterParts},
     },
     handler::{BuildError, Registry},
     http,
@@ -33,7 +33,9 @@ use crate::{
         OpenError, Store,
         blocks::Block,
         connect::ConnectError,
-        migrate, pooler,
+        migrate,
+        pages::ChunkCache,
+        pooler,
         tasks::Task,
         workers::{self, Enlisted},
     },
@@ -232,14 +234,15 @@ impl Daemon {
         };
         let (checks, check_loop) = complete::channel(completer);
         let (gate, writable) = Gate::new();
-        let writer = OutcomeWriter {
+        let writer = OutcomeWriter::new(WriterParts {
             pool: self.store.writes.clone(),
+            general: self.store.general.clone(),
             held: held.clone(),
             checks: checks.clone(),
             health: self.health.clone(),
             gate,
             metrics: self.metrics.clone(),
-        };
+        });
         let (outcomes, batcher) =
             batcher::channel(&self.config.batcher, writer, self.metrics.batcher.clone());
         let bench = Arc::new(Bench {
@@ -254,6 +257,7 @@ impl Daemon {
             metrics: self.metrics.clone(),
             now: stop.now.clone(),
             facts: FactsCache::default(),
+            chunks: ChunkCache::default(),
             lease: self.lease.clone(),
             room: Room::default(),
             watch: watch.clone(),

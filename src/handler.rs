@@ -7,16 +7,18 @@ pub mod exec;
 pub mod http;
 pub mod protocol;
 pub mod sql;
+mod storable;
 pub mod tap;
 
-pub use block::{BlockCall, Intake, Told, Tongue, run_block};
+pub use block::{BlockCall, Intake, OutcomeSink, Report, run_block};
 pub use config::{Config, Kind};
+pub use storable::Stored;
 
 use crate::{
     json::Json,
     store::{
         OpenError,
-        blocks::InputRow,
+        pages::InputRow,
         tasks::{Finished, Task},
     },
 };
@@ -24,13 +26,17 @@ use futures::{FutureExt, future::BoxFuture};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use tap::Tap;
+use uuid::Uuid;
 
 /// One row, as a handler gets it.
 #[derive(Debug)]
 pub struct RowCall<'a> {
     pub batch: i64,
+    /// Of the batch alone, for ever: its id may be handed out again after a failover.
+    pub uid: Uuid,
     pub line: i32,
-    pub input: &'a Json,
+    /// JSON, as it was submitted.
+    pub input: &'a str,
     /// The batch's context.
     pub context: &'a Json,
     /// From 1; a row that failed before has a higher one.
@@ -38,10 +44,16 @@ pub struct RowCall<'a> {
 }
 
 impl RowCall<'_> {
-    /// The same for every try of this row: what a receiver uses to do its work once.
+    /// The same for every attempt of this row: what a receiver uses to do its work once.
     pub fn idempotency_key(&self) -> String {
-        format!("{}/{}", self.batch, self.line)
+        format!("{}/{}", batch_key(self.batch, self.uid), self.line)
     }
+}
+
+/// A batch by a name that no other batch has, of this installation or another.
+pub fn batch_key(batch: i64, uid: Uuid) -> String {
+    let mut hex = [0; uuid::fmt::Simple::LENGTH];
+    format!("{batch}-{}", &uid.simple().encode_lower(&mut hex)[..8])
 }
 
 /// What became of one row or task.
@@ -155,9 +167,14 @@ pub trait Handler: Send + Sync + 'static {
     fn row<'a>(&'a self, call: RowCall<'a>) -> BoxFuture<'a, Outcome>;
 
     /// Rows of a block together; asked only of handlers whose [`Handler::intake`] says so. It keeps to the call's timeout
-    /// by itself, and tells what became of each row as it knows it; rows it says nothing about are tried again.
-    fn block<'a>(&'a self, call: BlockCall<'a>, rows: &'a [InputRow], tongue: Tongue) -> BoxFuture<'a, ()> {
-        block::one_by_one(self, call, rows, tongue)
+    /// by itself, and reports what became of each row as it knows it; rows that it does not report are tried again.
+    fn block<'a>(
+        &'a self,
+        call: BlockCall<'a>,
+        rows: &'a [InputRow<'a>],
+        sink: OutcomeSink,
+    ) -> BoxFuture<'a, ()> {
+        block::one_by_one(self, call, rows, sink)
     }
 
     fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {

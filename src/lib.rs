@@ -7,10 +7,11 @@ pub mod secret;
 pub mod signal;
 pub mod telemetry;
 
-// Vocabulary: knows nobody.
+// Vocabulary: depends on no other module.
 pub mod backoff;
 pub mod failpoint;
 pub mod json;
+pub mod lines;
 pub mod metrics;
 pub mod periodic;
 pub mod pulse;

@@ -43,6 +43,10 @@ pub struct Metrics {
     pub blocks: Counter,
     /// Batches this worker finished.
     pub batches_completed: Counter,
+    /// Looks at batches whose lines did not add up. Always 0, unless the tables were changed by hand.
+    pub batches_unbalanced: Counter,
+    /// Lines that the sweep let run again because nothing was recorded of them.
+    pub lines_reopened: Counter,
     /// Scopes that were over and that only the sweep found.
     pub sweep_found: Counter,
     pub blocks_held: Gauge,
@@ -102,6 +106,8 @@ impl Metrics {
             fenced: Counter::default(),
             blocks: Counter::default(),
             batches_completed: Counter::default(),
+            batches_unbalanced: Counter::default(),
+            lines_reopened: Counter::default(),
             sweep_found: Counter::default(),
             blocks_held: Gauge::default(),
             tasks_held: Gauge::default(),
@@ -129,6 +135,16 @@ impl Metrics {
             "batches_completed",
             "Batches finished by this worker",
             self.batches_completed.clone(),
+        );
+        registry.register(
+            "batches_unbalanced",
+            "Looks at batches whose lines did not add up",
+            self.batches_unbalanced.clone(),
+        );
+        registry.register(
+            "lines_reopened",
+            "Lines that ran again because nothing was recorded of them",
+            self.lines_reopened.clone(),
         );
         registry.register("sweep_found", "Scopes that only the sweep found over", self.sweep_found.clone());
         registry.register("blocks_held", "Blocks in hand", self.blocks_held.clone());

@@ -5,6 +5,7 @@ pub mod blocks;
 pub mod connect;
 pub mod depths;
 pub mod export;
+pub mod facts;
 pub mod fault;
 pub mod flush;
 pub mod health;
@@ -14,6 +15,7 @@ pub mod migrate;
 mod moment;
 pub mod outputs;
 pub mod page;
+pub mod pages;
 pub mod pooler;
 mod pools;
 pub mod query;
@@ -35,7 +37,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Problems;
 use crate::secret::Secret;
-use connect::{ParseError, SessionSettings, Target};
+use connect::{ParseError, Plans, SessionSettings, Target};
 
 /// The `[database]` section.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -149,6 +151,7 @@ impl Config {
             statement_timeout: self.statement_timeout,
             lock_timeout: self.lock_timeout,
             idle_in_transaction_session_timeout: self.idle_in_transaction_session_timeout,
+            plans: Plans::Usual,
         })
     }
 }

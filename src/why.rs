@@ -48,20 +48,44 @@ impl Default for Limits {
     }
 }
 
+/// Advice where no known reason applies.
+const UNEXPLAINED: &str = "look into the workers' logs, and run: musterd doctor";
+
 /// Workers whose flushes fail: they keep what they have done and start nothing new.
 fn troubled(lane: &Lane) -> Vec<Reason> {
-    let told = |troubled: &Troubled| {
+    let explain = |troubled: &Troubled| {
         let sentence = format!(
             "worker {}: {}; it keeps what it has done and starts nothing",
             troubled.worker, troubled.trouble
         );
-        Reason::new("flushes_failing", sentence).advise("mend the cause; the worker tries again by itself")
+        Reason::new("flushes_failing", sentence).advise("fix the cause; the worker tries again by itself")
     };
-    lane.troubled.iter().take(3).map(told).collect()
+    lane.troubled.iter().take(3).map(explain).collect()
+}
+
+fn no_worker() -> Reason {
+    Reason::new("no_worker", "no worker is alive").advise("start one: musterd run")
+}
+
+/// Work in the hands of a worker that may not be alive; since when, if that is known.
+fn owner_silent(what: &str, worker: &str, seconds: Option<f64>) -> Reason {
+    let since = match seconds {
+        Some(seconds) if seconds.is_finite() => format!("was not heard of for {}", ago(seconds)),
+        _ => "does not beat".to_owned(),
+    };
+    let sentence = format!(
+        "{what} held by worker {worker}, which {since}; it is freed when the worker is declared dead"
+    );
+    Reason::new("owner_silent", sentence).advise("musterd worker list")
+}
+
+/// A length of time, in whole seconds.
+fn ago(seconds: f64) -> String {
+    humantime::format_duration(Duration::from_secs(seconds.max(0.0) as u64)).to_string()
 }
 
 fn long_transaction(horizon: &Horizon) -> Reason {
-    let open_for = humantime::format_duration(Duration::from_secs(horizon.seconds as u64));
+    let open_for = ago(horizon.seconds);
     let sentence = format!(
         "a transaction of {:?} (pid {}, {}) has been open for {open_for} and keeps dead rows from being cleaned up; \
          its statement: {}",
@@ -94,7 +118,7 @@ fn lane_reasons(lane: &Lane, command: Option<&str>, me: Option<i64>, parent: Opt
         reasons.push(Reason::new("paused", format!("queue {queue} is paused")).advise(advice));
     }
     if lane.workers == 0 {
-        reasons.push(Reason::new("no_worker", "no worker is alive").advise("start one: musterd run"));
+        reasons.push(no_worker());
     } else if lane.serving == 0 {
         let sentence = format!("none of the {} live workers serves queue {queue}", lane.workers);
         reasons.push(
@@ -116,12 +140,12 @@ fn lane_reasons(lane: &Lane, command: Option<&str>, me: Option<i64>, parent: Opt
     reasons
 }
 
-/// Work that waits in a queue for somebody who handles it.
+/// Work that waits in a queue and that no live worker handles.
 fn unhandled(lane: &Lane, found: &[Unhandled]) -> Vec<Reason> {
     const MOST: usize = 5;
     // Without workers at all there is nothing to say of commands.
     let found = if lane.serving == 0 { &[] } else { found };
-    let told = |unhandled: &Unhandled| {
+    let explain = |unhandled: &Unhandled| {
         let Unhandled { command, tasks, rows } = unhandled;
         let sentence = format!(
             "none of the {} live workers of queue {} handles {command:?}; of it {tasks} tasks and {rows} rows wait",
@@ -130,12 +154,32 @@ fn unhandled(lane: &Lane, found: &[Unhandled]) -> Vec<Reason> {
         Reason::new("no_handler", sentence)
             .advise(format!("add [handlers.{command}] to a worker's configuration"))
     };
-    let mut reasons: Vec<Reason> = found.iter().take(MOST).map(told).collect();
+    let mut reasons: Vec<Reason> = found.iter().take(MOST).map(explain).collect();
     if let Some(more @ 1..) = found.len().checked_sub(MOST) {
-        let sentence = format!("of {more} other commands that nobody handles something waits");
+        let sentence = format!("work of {more} other commands waits that no live worker handles");
         reasons.push(Reason::new("no_handler", sentence));
     }
     reasons
+}
+
+/// The end of a batch takes a moment: only those that are still there after this time are named.
+const MOMENT: Duration = Duration::from_secs(2);
+
+async fn unended(client: &impl GenericClient, queue: &str) -> Result<Option<Reason>, Error> {
+    let mut ids = reasons::unended(client, queue).await?;
+    if !ids.is_empty() {
+        tokio::time::sleep(MOMENT).await;
+        let still = reasons::unended(client, queue).await?;
+        ids.retain(|id| still.contains(id));
+    }
+    let Some(first) = ids.first() else { return Ok(None) };
+    let sentence = match ids.len() {
+        1 => format!("batch {first} of queue {queue} has nothing left to run and has not ended"),
+        many => format!(
+            "{many} batches of queue {queue} have nothing left to run and have not ended, {first} among them"
+        ),
+    };
+    Ok(Some(Reason::new("unended", sentence).advise(format!("musterd why batch {first}"))))
 }
 
 /// Why a queue is, or is not, being worked on.
@@ -156,6 +200,7 @@ pub async fn queue_with(
     let mut reasons = lane_reasons(&lane, None, lane.focus, None);
     reasons.extend(unhandled(&lane, &reasons::unhandled(client, name).await?));
     reasons.extend(troubled(&lane));
+    reasons.extend(unended(client, name).await?);
     let horizon = reasons::horizon(client, limits.long_transaction.as_secs_f64()).await?;
     reasons.extend(horizon.as_ref().map(long_transaction));
     if let Some(focus) = lane.focus {

@@ -10,12 +10,13 @@ use comfy_table::Cell;
 use musterd::{
     flow::input::{Format, Limits, Reader},
     handler::{
-        self, BlockCall, Entry, Intake, Registry, Told,
+        self, BlockCall, Done, Entry, Intake, Outcome, Registry, Report,
         tap::{Exchange, Tap},
     },
     json::Json,
     store::{
-        blocks::{BlockRef, InputRow},
+        blocks::{BlockRef, Parts},
+        pages::InputRow,
         workers,
     },
 };
@@ -94,17 +95,21 @@ impl Test {
         heard: Heard,
         global: &Global,
     ) -> Result<Exit> {
-        let rows = self.rows(file, max_row_bytes)?;
+        let texts = self.rows(file, max_row_bytes)?;
+        let rows: Vec<InputRow<'_>> =
+            (1..).zip(&texts).map(|(line, text)| InputRow { line, input: text.as_str() }).collect();
         let context = Json::from_text(self.context.as_str());
         if !entry.handler.takes_rows() {
             bail!("handler {} takes tasks only: try it with --payload", self.name);
         }
         let block = BlockRef { id: 0, token: uuid::Uuid::new_v4(), batch: 0 };
-        let timeout = entry.config.timeout;
+        let (timeout, parts) = (entry.config.timeout, Parts::default());
         let call = BlockCall {
             command: &self.name,
             context: &context,
             block,
+            uid: uuid::Uuid::nil(),
+            parts: &parts,
             attempt: 1,
             timeout,
             traceparent: None,
@@ -117,10 +122,8 @@ impl Test {
         let mut verdicts = Vec::new();
         for rows in rows.chunks(slice.min(rows.len().max(1))) {
             let mut running = handler::run_block(&*entry.handler, call, rows);
-            while let Some(told) = running.next().await {
-                if let Told::Row(line, outcome) = told {
-                    verdicts.push(Verdict::of_row(line, outcome));
-                }
+            while let Some(reports) = running.next().await {
+                verdicts.extend(reports.into_iter().flat_map(verdicts_of));
             }
             if let Some(reason) = running.reason() {
                 bail!("{reason}");
@@ -144,7 +147,7 @@ impl Test {
         Ok(if good { Exit::Done } else { Exit::Failed })
     }
 
-    fn rows(&self, file: &Path, max_row_bytes: usize) -> Result<Vec<InputRow>> {
+    fn rows(&self, file: &Path, max_row_bytes: usize) -> Result<Vec<String>> {
         let mut bytes = Vec::new();
         if file.as_os_str() == "-" {
             std::io::stdin().read_to_end(&mut bytes)?;
@@ -156,10 +159,21 @@ impl Test {
         let mut reader = Reader::new(bytes.as_slice(), format, Limits { max_row_bytes });
         let (mut rows, mut row) = (Vec::new(), Vec::new());
         while rows.len() < self.limit && reader.next_row(&mut row)?.is_some() {
-            let line = i32::try_from(rows.len() + 1)?;
-            rows.push(InputRow { line, input: Json::from_text(String::from_utf8(row.clone())?) });
+            rows.push(String::from_utf8(row.clone())?);
         }
         Ok(rows)
+    }
+}
+
+/// What a report means for its rows, as the daemon would store it.
+fn verdicts_of(report: Report) -> Vec<Verdict> {
+    match report {
+        Report::Row(line, outcome) => vec![Verdict::of_row(line, outcome.checked())],
+        Report::Succeeded(lines) => {
+            lines.iter().map(|line| Verdict::of_row(line, Outcome::Succeeded(Done::default()))).collect()
+        }
+        // A rehearsal commits nothing.
+        Report::Committed { .. } | Report::NotHeld => Vec::new(),
     }
 }
 

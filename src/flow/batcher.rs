@@ -1,7 +1,7 @@
-//! The update batcher: many small writes become few large ones, and nobody's write is lost.
+//! The update batcher: many small writes become few large ones, and no write is lost.
 //!
 //! Generic over what is written: it gathers, times and holds back; a [`Writer`] does the transaction. One flush at a
-//! time takes what has gathered. The next starts when the last has ended and enough is there, or somebody waits for
+//! time takes what has gathered. The next starts when the last has ended and enough is there, or a caller waits for
 //! an update, or the oldest has waited long enough. A full channel makes the producers wait.
 
 use crate::{config::Problems, metrics::BatcherMetrics, pulse::Pulse, spans::Span};
@@ -51,9 +51,12 @@ impl Config {
 /// What a waiting update weighs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight {
+    /// Outcomes of rows and tasks.
     pub updates: u32,
+    /// What it takes of the channel's capacity.
+    pub room: u32,
     pub bytes: usize,
-    /// Somebody waits for it: the end of a block, a task's outcome.
+    /// A fiber or a person waits for it: the end of a block, a task's outcome.
     pub waited_for: bool,
 }
 
@@ -63,6 +66,11 @@ pub trait Writer: Send + 'static {
 
     fn weight(update: &Self::Update) -> Weight;
     fn write(&mut self, updates: Vec<Self::Update>) -> impl Future<Output = u64> + Send;
+
+    /// After the last write: waits for what could not be written at once.
+    fn finish(&mut self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
 }
 
 /// Payload bytes that may wait beside the count: 500 updates of 1 MB would be half a gigabyte. A flush takes them all
@@ -115,9 +123,9 @@ impl<U> Sender<U> {
     /// Puts an update into the channel; waits while it is full.
     pub async fn send(&self, update: U, weight: Weight) -> Result<(), Ended<U>> {
         // What is larger than the channel goes through alone rather than never.
-        let updates = weight.updates.clamp(1, self.capacity);
+        let room = weight.room.clamp(1, self.capacity);
         let kilobytes = (weight.bytes / KILOBYTE + 1).min(MAX_BYTES / KILOBYTE) as u32;
-        let room = Arc::clone(&self.room).acquire_many_owned(updates).await;
+        let room = Arc::clone(&self.room).acquire_many_owned(room).await;
         let bytes = Arc::clone(&self.bytes).acquire_many_owned(kilobytes).await;
         let (Ok(room), Ok(bytes)) = (room, bytes) else { return Err(Ended(update)) };
         self.watch_fullness();
@@ -194,6 +202,7 @@ impl<W: Writer> Batcher<W> {
             self.pulse.turn();
             crate::failpoint!("batcher.turn");
         }
+        self.pulse.outside(self.writer.finish()).await;
         self.pulse.end();
     }
 

@@ -72,7 +72,7 @@ pub struct Desk {
     pub queue: String,
     pub settings: queue::Config,
     pub config: Config,
-    /// Who claims; asked anew for every claim.
+    /// The worker that claims; asked again for every claim.
     pub identity: Identity,
     pub bench: Arc<Bench>,
     /// The queue's idle fibers, shared with the other kind.
@@ -94,6 +94,9 @@ pub trait Claimed: Send + Sized + 'static {
 
     /// Seconds from being due to the claim, if that says anything.
     fn waited(&self) -> Option<f64>;
+
+    /// Whether it is over so soon that it may wait for a fiber: then more of it is claimed while the fibers are busy.
+    fn is_quick(&self, desk: &Desk) -> bool;
 
     /// Whether there may be something, before a fiber is taken away from the other kind.
     fn is_due(desk: &Desk) -> impl Future<Output = Result<bool, QueryError>> + Send;
@@ -124,7 +127,7 @@ pub struct Turn<'a> {
     desk: &'a Desk,
     client: &'a Object,
     doubtful: &'a mut Doubtful,
-    /// The how manieth claim of this dispatcher it is.
+    /// Sequence number of this claim within the dispatcher; every 16th ignores priority.
     number: u64,
     /// Leaves what is behind the other kind's work.
     deferring: bool,
@@ -155,6 +158,15 @@ impl Turn<'_> {
     }
 }
 
+/// What something is claimed for.
+#[derive(Debug)]
+enum Permit {
+    /// An idle fiber.
+    Fiber(OwnedSemaphorePermit),
+    /// A place to wait for one.
+    Ahead(OwnedSemaphorePermit),
+}
+
 /// Claims one kind of work for one queue and runs what it claims.
 #[derive(Debug)]
 pub struct Dispatcher<W> {
@@ -164,6 +176,10 @@ pub struct Dispatcher<W> {
     doubtful: Doubtful,
     /// When to look for solitary work again.
     next_solo_look: Instant,
+    /// What the last claim brought is over soon.
+    quick: bool,
+    /// Places for quick work that waits for a fiber.
+    ahead: Arc<Semaphore>,
     work: std::marker::PhantomData<fn() -> W>,
 }
 
@@ -175,6 +191,8 @@ impl<W: Claimed> Dispatcher<W> {
             claims: 0,
             doubtful: Doubtful::default(),
             next_solo_look: Instant::now(),
+            quick: false,
+            ahead: Arc::new(Semaphore::new(AT_ONCE)),
             work: std::marker::PhantomData,
         }
     }
@@ -253,9 +271,10 @@ impl<W: Claimed> Dispatcher<W> {
         pulse.outside(self.claim_for(permits, company)).await
     }
 
-    /// Waits until a fiber is idle, outcomes can be written, the lease is valid and nobody is to be alone; takes as many
-    /// idle fibers as there are.
-    async fn idle_fibers(&self) -> (Vec<OwnedSemaphorePermit>, Company) {
+    /// Waits until a fiber is idle, outcomes can be written, the lease is valid and no suspect is to be alone; takes as many
+    /// idle fibers as there are. Quick work is claimed ahead of them, so that the claim of the next blocks and the run of the
+    /// last ones overlap.
+    async fn idle_fibers(&self) -> (Vec<Permit>, Company) {
         let Desk { pulse, bench, .. } = &self.desk;
         // The gate's other end lives in the batcher; without it there is nothing to claim for.
         let mut gate = self.desk.writable.clone();
@@ -263,28 +282,32 @@ impl<W: Claimed> Dispatcher<W> {
         if pulse.outside_while(shut, gate.wait_for(|open| *open)).await.is_err() {
             std::future::pending::<()>().await;
         }
-        let all_busy = || self.desk.idle.available_permits() == 0;
-        let idle = Arc::clone(&self.desk.idle).acquire_owned();
-        let Ok(first) = pulse.outside_while(all_busy, idle).await else {
+        let Desk { idle, .. } = &self.desk;
+        let ahead = self.quick.then_some(&self.ahead);
+        let all_busy =
+            || idle.available_permits() == 0 && ahead.is_none_or(|ahead| ahead.available_permits() == 0);
+        let first = async {
+            tokio::select! {
+                biased;
+                fiber = Arc::clone(idle).acquire_owned() => fiber.map(Permit::Fiber),
+                place = Arc::clone(&self.ahead).acquire_owned(), if ahead.is_some() => place.map(Permit::Ahead),
+            }
+        };
+        let Ok(first) = pulse.outside_while(all_busy, first).await else {
             return std::future::pending().await;
         };
-        let mut permits = vec![first];
-        while permits.len() < AT_ONCE
-            && let Ok(more) = Arc::clone(&self.desk.idle).try_acquire_owned()
-        {
-            permits.push(more);
-        }
+        let more = || match Arc::clone(idle).try_acquire_owned() {
+            Ok(fiber) => Some(Permit::Fiber(fiber)),
+            Err(_) => Arc::clone(ahead?).try_acquire_owned().ok().map(Permit::Ahead),
+        };
+        let permits = std::iter::once(first).chain(std::iter::from_fn(more)).take(AT_ONCE).collect();
         let company = pulse.outside(bench.room.enter()).await;
         pulse.outside_while(|| !bench.lease.is_valid(), bench.lease.valid()).await;
         (permits, company)
     }
 
     /// Claims for every permit and starts what came. Returns how much.
-    async fn claim_for(
-        &mut self,
-        mut permits: Vec<OwnedSemaphorePermit>,
-        company: Company,
-    ) -> Result<usize, QueryError> {
+    async fn claim_for(&mut self, mut permits: Vec<Permit>, company: Company) -> Result<usize, QueryError> {
         let (began, moment) = (Instant::now(), Moment::now());
         let client = self.desk.bench.store.claims.get().await?;
         let mut claimed = Vec::new();
@@ -298,6 +321,9 @@ impl<W: Claimed> Dispatcher<W> {
         }
         self.tell(&claimed, began, moment);
         let count = claimed.len();
+        self.quick = count > 0 && claimed.iter().all(|one| one.is_quick(&self.desk));
+        // The idle fibers first.
+        permits.sort_by_key(|permit| matches!(permit, Permit::Fiber(_)));
         for one in claimed {
             self.start(one, permits.pop(), company.clone());
         }
@@ -349,11 +375,21 @@ impl<W: Claimed> Dispatcher<W> {
         }
     }
 
-    fn start(&mut self, one: W, permit: Option<OwnedSemaphorePermit>, company: Company) {
-        let bench = Arc::clone(&self.desk.bench);
+    fn start(&mut self, one: W, permit: Option<Permit>, company: Company) {
+        let (bench, idle) = (Arc::clone(&self.desk.bench), Arc::clone(&self.desk.idle));
         self.fibers.spawn(async move {
+            let fiber = match permit {
+                Some(Permit::Ahead(place)) => {
+                    // Refused only when the queue is gone, and the process with it.
+                    let fiber = idle.acquire_owned().await.ok();
+                    drop(place);
+                    fiber
+                }
+                Some(Permit::Fiber(fiber)) => Some(fiber),
+                None => None,
+            };
             one.run(&bench, company).await;
-            drop(permit);
+            drop(fiber);
         });
     }
 

@@ -5,6 +5,7 @@
 //! Batches with output files go through a lane of their own: see `complete/lane.rs`.
 
 mod checks;
+mod desk;
 mod lane;
 
 pub use checks::{CheckLoop, Checks, channel};
@@ -13,13 +14,12 @@ use crate::{
     config::Problems,
     failpoint,
     flow::outputs::{OutputsError, Uploader},
-    json::Json,
     liveness::redis::StatusCache,
     metrics::Metrics,
     periodic::describe,
     store::{
         Store,
-        batches::{self, Closed, Completion, Look},
+        batches::{self, Advisory, Completion, Look, ScopeEnd, Unbalanced},
     },
 };
 use deadpool_postgres::PoolError;
@@ -48,7 +48,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            attempts: NonZeroU32::new(5).expect("five is not nought"),
+            attempts: NonZeroU32::new(5).expect("five is not zero"),
             retry_delay: Duration::from_millis(50),
             sweep_min: Duration::from_secs(300),
             sweep_max: Duration::from_secs(600),
@@ -75,7 +75,10 @@ pub enum CompleteError {
     Query { id: i64, source: tokio_postgres::Error },
     #[error("the outputs of batch {id} could not be uploaded")]
     Outputs { id: i64, source: OutputsError },
-    /// Not a fault: somebody else is at it, or the state changed under the count.
+    /// The group it was tried with failed; it is tried again.
+    #[error("scope {id} was not looked at: the database did not answer")]
+    WithOthers { id: i64 },
+    /// Not a fault: another transaction is at it, or the state changed under the count.
     #[error("scope {id} is still {why:?} after {tries} tries; the sweep will look again")]
     Contended { id: i64, why: Completion, tries: u32 },
 }
@@ -90,111 +93,228 @@ pub struct Completer {
     pub metrics: Metrics,
 }
 
+/// What became of one scope.
+pub type Finished = (i64, Result<Completion, CompleteError>);
+
 impl Completer {
-    /// Finishes `id` if it is over and has no files to upload. Every try has a transaction, and so a snapshot, of
-    /// its own.
-    pub async fn complete(&self, id: i64) -> Result<Completion, CompleteError> {
-        let mut last = Completion::Open;
-        for attempt in 0..self.config.attempts.get() {
+    /// Finishes those of `ids` that are over and have no files to upload, together. Every try has a transaction, and so a
+    /// snapshot, of its own. Never waits for a lock: a scope that is locked by another transaction holds up only itself.
+    pub async fn complete_all(&self, ids: Vec<i64>) -> Vec<Finished> {
+        let (mut left, mut finished) = (ids, Vec::new());
+        let attempts = self.config.attempts.get();
+        for attempt in 1..=attempts {
             self.pause_before(attempt).await;
-            last = self.try_complete(id).await?;
-            if !matches!(last, Completion::Locked | Completion::Stale) {
-                return Ok(last);
+            // At last without the advisory lock, which any session may hold for as long as it likes.
+            let advisory = if attempt == attempts { Advisory::Skip } else { Advisory::Ask };
+            let answers = self.try_once(&std::mem::take(&mut left), advisory).await;
+            for (id, answer) in answers {
+                match answer {
+                    Ok(Completion::Locked | Completion::Stale) if attempt < attempts => left.push(id),
+                    Ok(why @ (Completion::Locked | Completion::Stale)) => {
+                        finished.push((id, Err(CompleteError::Contended { id, why, tries: attempts })));
+                    }
+                    answer => finished.push((id, answer)),
+                }
+            }
+            if left.is_empty() {
+                break;
             }
         }
-        Err(CompleteError::Contended { id, why: last, tries: self.config.attempts.get() })
+        finished
     }
 
-    /// The same, with its files uploaded first. What is uploaded is of one snapshot; a stale one is uploaded anew.
-    pub async fn complete_with_outputs(&self, id: i64) -> Result<Completion, CompleteError> {
-        let failed = |source| CompleteError::Outputs { id, source };
+    /// The same for one scope.
+    pub async fn complete(&self, id: i64) -> Result<Completion, CompleteError> {
+        self.complete_all(vec![id]).await.pop().map_or(Ok(Completion::Open), |(_, answer)| answer)
+    }
+
+    /// The same for one batch, with its files uploaded first. What is uploaded is of one snapshot; a stale one is uploaded
+    /// again. `insist`: whether or not another worker seems to be uploading it.
+    pub async fn complete_with_outputs(&self, id: i64, insist: bool) -> Result<Completion, CompleteError> {
         let (mut last, mut ready) = (Completion::Open, None);
-        for attempt in 0..self.config.attempts.get() {
+        let attempts = self.config.attempts.get();
+        for attempt in 1..=attempts {
             self.pause_before(attempt).await;
             let uploaded = match ready.take() {
                 Some(uploaded) => uploaded,
-                None => match self.uploader.upload(id).await.map_err(failed)? {
-                    Some(uploaded) => uploaded,
-                    None => return Ok(Completion::Open),
+                None => match self.uploader.upload(id, insist).await {
+                    Ok(Some(uploaded)) => uploaded,
+                    Ok(None) => return Ok(Completion::Open),
+                    Err(source) => return self.without_outputs(id, source).await,
                 },
             };
             failpoint!("outputs.uploaded");
             let mut client = self.store.general.get().await?;
-            let (closed, summary) = (&uploaded.closed, uploaded.summary.as_ref());
-            last = self.finish(&mut client, id, Some(closed), summary).await?;
+            let end = ScopeEnd { id, closed: Some(&uploaded.closed), outputs: uploaded.summary.as_ref() };
+            let advisory = if attempt == attempts { Advisory::Skip } else { Advisory::Ask };
+            last = self.finish_one(&mut client, end, advisory).await?;
             match last {
                 Completion::Locked => ready = Some(uploaded),
                 Completion::Completed => return Ok(last),
-                // Somebody else was first, or there is more to come: these files may never be referred to.
+                // Another worker was first, or there is more to come: these files may never be referred to.
                 _ => self.uploader.remove_if_overtaken(&client, &uploaded).await,
             }
             if !matches!(last, Completion::Locked | Completion::Stale) {
                 return Ok(last);
             }
         }
-        Err(CompleteError::Contended { id, why: last, tries: self.config.attempts.get() })
+        Err(CompleteError::Contended { id, why: last, tries: attempts })
+    }
+
+    /// A batch that is being aborted does not wait for a store that refuses its files.
+    async fn without_outputs(&self, id: i64, source: OutputsError) -> Result<Completion, CompleteError> {
+        let failed = |source| CompleteError::Query { id, source };
+        let mut client = self.store.general.get().await?;
+        match batches::look(&client, &[id]).await.map_err(failed)?.first() {
+            Some(Look::Closed(closed)) if closed.aborting && matches!(source, OutputsError::Object(_)) => {
+                tracing::warn!(
+                    batch = id,
+                    error = describe(&source),
+                    "the aborted batch ends without its outputs"
+                );
+                let end = ScopeEnd { id, closed: Some(closed), outputs: None };
+                self.finish_one(&mut client, end, Advisory::Ask).await
+            }
+            _ => Err(CompleteError::Outputs { id, source }),
+        }
     }
 
     async fn pause_before(&self, attempt: u32) {
-        if attempt > 0 {
+        if attempt > 1 {
             tokio::time::sleep(self.config.retry_delay).await;
         }
     }
 
-    async fn try_complete(&self, id: i64) -> Result<Completion, CompleteError> {
-        let mut client = self.store.general.get().await?;
-        let answer = self.try_complete_with(&mut client, id).await;
-        if answer.is_err() {
+    async fn try_once(&self, ids: &[i64], advisory: Advisory) -> Vec<Finished> {
+        let mut client = match self.store.general.get().await {
+            Ok(client) => client,
+            Err(error) => return all_failed(ids, error.into()),
+        };
+        let mut finished = Vec::with_capacity(ids.len());
+        match batches::look(&client, ids).await {
+            Ok(looks) => self.finish_looked(&mut client, ids, &looks, advisory, &mut finished).await,
+            // One of them may be the cause: each alone.
+            Err(error) if ids.len() > 1 && error.code().is_some() => {
+                for id in ids {
+                    match batches::look(&client, &[*id]).await {
+                        Ok(looks) => {
+                            self.finish_looked(&mut client, &[*id], &looks, advisory, &mut finished).await
+                        }
+                        Err(source) => finished.push((*id, Err(CompleteError::Query { id: *id, source }))),
+                    }
+                }
+            }
+            Err(source) => {
+                let id = ids.first().copied().unwrap_or_default();
+                finished.extend(all_failed(ids, CompleteError::Query { id, source }));
+            }
+        }
+        if finished.iter().any(|(_, answer)| answer.is_err()) {
             // The session may be in any state, or lead to a server that is read-only now; a new one is cheap.
             drop(deadpool_postgres::Object::take(client));
         }
-        answer
+        finished
     }
 
-    async fn try_complete_with(
+    async fn finish_looked(
         &self,
         client: &mut deadpool_postgres::Object,
-        id: i64,
+        ids: &[i64],
+        looks: &[Look],
+        advisory: Advisory,
+        finished: &mut Vec<Finished>,
+    ) {
+        let is_open = |id: &&i64| !looks.iter().any(|look| look.id() == **id);
+        finished.extend(ids.iter().filter(is_open).map(|id| (*id, Ok(Completion::Open))));
+        let (mut plain, mut alone) = (Vec::new(), Vec::new());
+        for look in looks {
+            match look {
+                Look::Closed(closed) if closed.outputs => {
+                    finished.push((closed.id, Ok(Completion::NeedsUpload)));
+                }
+                Look::Closed(closed) => {
+                    plain.push(ScopeEnd { id: closed.id, closed: Some(closed), outputs: None })
+                }
+                Look::Unbalanced(found) => {
+                    self.report_unbalanced(found);
+                    finished.push((found.id, Ok(Completion::Unbalanced)));
+                }
+                // It may abort its children, whose locks come in an order of their own: one at a time.
+                Look::Parent(id) => alone.push(ScopeEnd { id: *id, closed: None, outputs: None }),
+            }
+        }
+        match self.finish(client, &plain, advisory).await {
+            Ok(answers) => finished.extend(answers.into_iter().map(|(id, answer)| (id, Ok(answer)))),
+            // A group that cannot be finished is taken apart.
+            Err(_) => alone.extend(plain),
+        }
+        for end in alone {
+            finished.push((end.id, self.finish_one(client, end, advisory).await));
+        }
+    }
+
+    fn report_unbalanced(&self, found: &Unbalanced) {
+        self.metrics.batches_unbalanced.inc();
+        tracing::error!(
+            batch = found.id,
+            missing = found.missing.len(),
+            first_missing = found.missing.first(),
+            doubled = found.doubled,
+            outside = found.outside,
+            "the lines of a batch do not add up; it stays open, and the sweep lets missing lines run again"
+        );
+    }
+
+    async fn finish_one(
+        &self,
+        client: &mut deadpool_postgres::Object,
+        end: ScopeEnd<'_>,
+        advisory: Advisory,
     ) -> Result<Completion, CompleteError> {
-        let failed = |source| CompleteError::Query { id, source };
-        let closed = match batches::look(&***client, id).await.map_err(failed)? {
-            Look::Nothing => return Ok(Completion::Open),
-            Look::Closed(closed) if closed.outputs => return Ok(Completion::NeedsUpload),
-            Look::Parent => None,
-            Look::Closed(closed) => Some(closed),
-        };
-        self.finish(client, id, closed.as_ref(), None).await
+        let answers = self.finish(client, &[end], advisory).await?;
+        Ok(answers.first().map_or(Completion::Missing, |(_, answer)| *answer))
     }
 
     async fn finish(
         &self,
         client: &mut deadpool_postgres::Object,
-        id: i64,
-        closed: Option<&Closed>,
-        outputs: Option<&Json>,
-    ) -> Result<Completion, CompleteError> {
-        let failed = |source| CompleteError::Query { id, source };
+        ends: &[ScopeEnd<'_>],
+        advisory: Advisory,
+    ) -> Result<Vec<(i64, Completion)>, CompleteError> {
+        if ends.is_empty() {
+            return Ok(Vec::new());
+        }
+        let failed = |source| CompleteError::Query { id: ends.first().map_or(0, |end| end.id), source };
         let began = Instant::now();
         failpoint!("complete.counted");
-        let answer = batches::complete(client, id, closed, outputs).await.map_err(failed)?;
+        let answers = batches::complete(client, ends, advisory).await.map_err(failed)?;
         failpoint!("complete.committed");
-        if answer == Completion::Completed {
+        for (id, _) in answers.iter().filter(|(_, answer)| *answer == Completion::Completed) {
+            let rows =
+                ends.iter().find(|end| end.id == *id).and_then(|end| end.closed).map(|closed| closed.rows);
             self.metrics.batches_completed.inc();
             self.metrics.walk.completions.observe(began.elapsed().as_secs_f64());
-            tracing::info!(scope = id, rows = closed.map(|c| c.rows), "finished");
-            self.tell(client, id).await;
+            tracing::info!(scope = id, rows, "finished");
         }
-        Ok(answer)
+        Ok(answers)
     }
 
-    /// After the commit, outside every lock: the cache is a courtesy, and its failure nobody's loss.
-    async fn tell(&self, client: &deadpool_postgres::Object, id: i64) {
+    /// After the commit, outside every lock: the cache is a courtesy, and its failure does no harm.
+    async fn fill_cache(&self, ids: &[i64]) {
         let Some(cache) = &self.cache else { return };
-        match batches::progress(&***client, id).await {
-            Ok(Some(progress)) => cache.put(&progress).await,
-            Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(scope = id, error = describe(&error), "the status cache was not written")
+        for id in ids {
+            let progress = async {
+                let client = self.store.general.get().await?;
+                batches::progress(&**client, *id)
+                    .await
+                    .map_err(|source| CompleteError::Query { id: *id, source })
+            };
+            match progress.await {
+                Ok(Some(progress)) => cache.put(&progress).await,
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(scope = id, error = describe(&error), "the status cache was not written")
+                }
             }
         }
     }
@@ -206,11 +326,20 @@ impl Completer {
         }
     }
 
-    /// The scope to look at after this one ended; the sweep finds it when this question fails.
-    async fn parent_of(&self, id: i64) -> Option<i64> {
-        let client = self.store.general.get().await.ok()?;
-        batches::parent_of(&client, id).await.ok().flatten()
+    /// The scopes to look at after these ended; the sweep finds them when this question fails.
+    async fn parents_of(&self, ids: &[i64]) -> Vec<i64> {
+        let asked = async {
+            let client = self.store.general.get().await.ok()?;
+            batches::parents_of(&client, ids).await.ok()
+        };
+        asked.await.unwrap_or_default()
     }
+}
+
+/// The first hears why, the others that they were tried with it.
+fn all_failed(ids: &[i64], error: CompleteError) -> Vec<Finished> {
+    let mut error = Some(error);
+    ids.iter().map(|id| (*id, Err(error.take().unwrap_or(CompleteError::WithOthers { id: *id })))).collect()
 }
 
 /// Less than the supervisor allows a stage that was told to give back.

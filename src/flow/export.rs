@@ -1,11 +1,13 @@
 //! Exporting: rows with what became of them, as a file that can be corrected and submitted again.
 
+mod fields;
+
 use super::submit::{ADDED, WHOLE};
 use crate::{
     json::Json,
-    store::export::{Exported, Fields, Rows, Snapshot},
+    store::export::{RowView, Rows, Snapshot},
 };
-use futures::{TryStreamExt, pin_mut};
+use fields::{Fields, MOST_FIELDS};
 use serde_json::value::RawValue;
 use std::{
     collections::BTreeMap,
@@ -28,6 +30,11 @@ pub enum ExportError {
         "the inputs have a field {name:?}, which an export adds itself: use --format ndjson (of the API: format=ndjson)"
     )]
     FieldTaken { name: String },
+    #[error(
+        "the inputs have more than {MOST_FIELDS} different fields, too many for columns: use --format ndjson (of the API: \
+         format=ndjson)"
+    )]
+    TooManyFields,
     #[error("could not write the export")]
     Write(#[from] io::Error),
     #[error("could not read the rows")]
@@ -69,17 +76,21 @@ pub async fn export(
     let snapshot = Snapshot::begin(client).await?;
     let tray = Tray::default();
     let mut sheet = match format {
-        Format::Csv => Sheet::Csv(Box::new(Csv::new(tray.clone(), snapshot.fields(batch, rows).await?)?)),
+        // CSV has to name its columns before its rows: a pass over the inputs of its own.
+        Format::Csv => {
+            Sheet::Csv(Box::new(Csv::new(tray.clone(), Fields::of(snapshot.inputs(batch, rows)).await?)?))
+        }
         Format::Ndjson => Sheet::Ndjson(tray.clone()),
     };
-    let found = snapshot.rows(batch, rows).await?;
-    pin_mut!(found);
+    let mut pages = snapshot.rows(batch, rows);
     let mut written = 0;
-    while let Some(row) = found.try_next().await? {
-        sheet.add(&row)?;
-        written += 1;
-        if tray.len() >= PIECE {
-            taker.take(tray.empty()).await?;
+    while let Some(page) = pages.next().await? {
+        for row in page {
+            sheet.add(&row)?;
+            written += 1;
+            if tray.len() >= PIECE {
+                taker.take(tray.empty()).await?;
+            }
         }
     }
     sheet.end()?;
@@ -122,7 +133,7 @@ enum Sheet {
 }
 
 impl Sheet {
-    fn add(&mut self, row: &Exported) -> Result<(), ExportError> {
+    fn add(&mut self, row: &RowView) -> Result<(), ExportError> {
         match self {
             Self::Csv(csv) => csv.add(row),
             Self::Ndjson(tray) => Ok(add_line(tray, row)?),
@@ -137,7 +148,7 @@ impl Sheet {
     }
 }
 
-fn add_line(out: &mut Tray, row: &Exported) -> io::Result<()> {
+fn add_line(out: &mut Tray, row: &RowView) -> io::Result<()> {
     let line = serde_json::json!({
         "_line": row.line, "_state": row.state, "_attempt": row.attempt, "_error": row.error,
     });
@@ -171,7 +182,7 @@ impl Csv {
         Ok(Self { out, fields })
     }
 
-    fn add(&mut self, row: &Exported) -> Result<(), ExportError> {
+    fn add(&mut self, row: &RowView) -> Result<(), ExportError> {
         let own: BTreeMap<String, &RawValue> = serde_json::from_str(row.input.text()).unwrap_or_default();
         for name in &self.fields.names {
             let value = own.get(name).map(|value| plain(value.get())).unwrap_or_default();
@@ -183,7 +194,7 @@ impl Csv {
         let attempt = row.attempt.map(|attempt| attempt.to_string()).unwrap_or_default();
         let result = row.result.as_ref().map_or("", Json::text);
         let error = row.error.as_deref().unwrap_or_default();
-        Ok(self.out.write_record([&*row.line.to_string(), &row.state, &attempt, error, result])?)
+        Ok(self.out.write_record([&*row.line.to_string(), row.state, &attempt, error, result])?)
     }
 }
 

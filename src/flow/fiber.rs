@@ -5,6 +5,7 @@ mod facts;
 mod slice;
 mod work;
 
+pub use budget::Brake;
 pub use facts::FactsCache;
 
 use super::{
@@ -26,14 +27,15 @@ use crate::{
     store::{
         LONGEST_BACKOFF, Store,
         blocks::{self, Block},
-        flush::Close,
+        flush::{Close, Outcomes},
+        pages::ChunkCache,
     },
 };
 use futures::FutureExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
-use work::Work;
+use work::{Given, Work};
 
 /// Everything a fiber needs; shared by all of them.
 #[derive(Clone, Debug)]
@@ -51,7 +53,8 @@ pub struct Bench {
     /// Give back what is running, now.
     pub now: CancellationToken,
     pub facts: FactsCache,
-    /// Without it no handler is started: the block may be somebody else's by now.
+    pub chunks: ChunkCache,
+    /// Without it no handler is started: another worker may have the block by now.
     pub lease: Lease,
     pub room: Room,
     pub watch: Watch,
@@ -64,9 +67,9 @@ pub(super) enum End {
     Whole,
     /// The rest goes back, nothing charged.
     GiveBack,
-    /// The batch is being aborted: the rest is dropped.
+    /// The batch is being aborted, as the database said: the rest is not run.
     Aborted,
-    /// Somebody else has the block.
+    /// Another worker has the block.
     Fenced,
 }
 
@@ -90,7 +93,7 @@ impl Bench {
         });
         match marked.await {
             Some(true) => {
-                tracing::warn!(batch = block.reference.batch, line = block.first, token = %block.reference.token,
+                tracing::warn!(batch = block.reference.batch, lines = %block.lines, token = %block.reference.token,
                     "a row that processes died with runs alone now");
                 self.run_block(block).await;
             }
@@ -114,18 +117,23 @@ impl Bench {
 
     /// Gives up a block of which nothing was started.
     async fn leave(&self, block: &Block, end: End) {
-        match end {
-            End::Fenced => {
-                self.metrics.fenced.inc();
-                self.held.forget(block.reference.token);
-            }
-            End::Aborted => self.close(block, Close::default()).await,
-            End::Whole | End::GiveBack => {
-                let give_back = block.open_lines(block.first);
-                self.metrics.rows_given_back.inc_by(give_back.len() as u64);
-                self.close(block, Close { give_back, ..Close::default() }).await;
-            }
+        if end == End::Fenced {
+            self.metrics.fenced.inc();
+            return self.held.forget(block.reference.token);
         }
+        if end != End::Aborted {
+            self.metrics.rows_given_back.inc_by(block.lines.len() as u64);
+        }
+        let update = BlockUpdate {
+            block: block.reference,
+            parts: block.parts.clone(),
+            outcomes: Outcomes::default(),
+            close: Some(Close::default()),
+            waited_for: true,
+            brake: None,
+            written: Vec::new(),
+        };
+        self.hand_over(Update::Block(update)).await;
     }
 
     /// Runs a block to its end and hands over its close.
@@ -146,32 +154,21 @@ impl Bench {
         let span = Span::begin("block", facts.batch.traceparent.as_deref())
             .name("command", &block.command)
             .number("batch", block.reference.batch)
-            .number("first_line", i64::from(block.first))
+            .number("first_line", i64::from(block.lines.first().unwrap_or_default()))
             .number("attempt", i64::from(block.attempt));
         let traceparent = span.or_parent(facts.batch.traceparent.as_deref());
-        let mut work = Work {
+        let mut work = Work::new(Given {
             bench: self,
             block: &block,
             entry: &entry,
             facts: &facts,
             traceparent: traceparent.as_deref(),
             cancel: &cancel,
-            chunk: Vec::new(),
-            chunk_bytes: 0,
-            chunk_began: Instant::now(),
-            close: Close::default(),
-            next_line: block.first,
             post: &post,
             rows_took: &rows_took,
-        };
+        });
         let end = work.run().await;
         work.finish(end).await;
-    }
-
-    async fn close(&self, block: &Block, close: Close) {
-        let update =
-            BlockUpdate { block: block.reference, rows: Vec::new(), close: Some(close), waited_for: true };
-        self.hand_over(Update::Block(update)).await;
     }
 
     pub(super) async fn hand_over(&self, update: Update) {

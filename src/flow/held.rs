@@ -21,6 +21,12 @@ pub struct Cancel {
     pub fenced: CancellationToken,
 }
 
+impl Cancel {
+    pub fn is_cancelled(&self) -> bool {
+        self.aborted.is_cancelled() || self.fenced.is_cancelled()
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct Held {
     state: Arc<Mutex<State>>,
@@ -178,6 +184,7 @@ impl Held {
     /// Cancels the task, or every block of the batch, that is being aborted.
     pub fn abort(&self, id: i64) -> usize {
         let mut held = self.lock();
+        held.aborted.retain(|_, since| since.elapsed() < ABORT_REMEMBERED);
         held.aborted.insert(id, Instant::now());
         let meant =
             held.entries.values().filter(|entry| entry.holding.is_some_and(|holding| holding.id() == id));

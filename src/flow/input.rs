@@ -1,7 +1,7 @@
-//! Reading a submission: bytes in, rows of JSON text out, one at a time and in constant memory.
+//! Reading a submission: bytes in, rows of JSON text out, one line each, one at a time and in constant memory.
 //!
-//! What PostgreSQL cannot store is refused here, with its place in the source, so that a batch is never half written because
-//! of one row.
+//! The server stores this text without parsing it. So this is the only check: what jsonb cannot hold or give back is refused
+//! here, with its place in the source, and what passes is read by every later `::jsonb`.
 
 use std::io::Read;
 
@@ -22,7 +22,7 @@ mod tests;
 
 pub use error::{Field, InputError, Position, SourceLine};
 pub use format::{CsvOptions, Format};
-pub use json::{Fault, MAX_DEPTH, Refusal, check};
+pub use json::{Fault, LARGEST, MAX_DEPTH, OneLine, Refusal, check, one_line};
 pub use survey::{Survey, survey};
 
 use source::Source;
@@ -30,7 +30,8 @@ use source::Source;
 /// What a row may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a row: as it stands in the source, as JSON, and as PostgreSQL writes it with its exponents spelled out.
+    /// Bytes of a row: as it stands in the source, as JSON, and as PostgreSQL writes it with its exponents spelled out. At most
+    /// [`LARGEST`].
     pub max_row_bytes: usize,
 }
 
@@ -71,6 +72,7 @@ impl<R: Read> Reader<R> {
             Format::Ndjson => Rows::Ndjson,
             Format::JsonArray => Rows::Array(array::Array::default()),
         };
+        let limits = Limits { max_row_bytes: limits.max_row_bytes.min(LARGEST) };
         Self { source: Source::new(inner), rows, limits, stage: Stage::Fresh }
     }
 
@@ -79,19 +81,26 @@ impl<R: Read> Reader<R> {
         self.source.bytes_read()
     }
 
-    /// Puts the next row's JSON text into `row` and returns the line it begins on; `None` after the last.
-    ///
-    /// After an error about one row the next call goes on with the row after it, so that all that is wrong can be told at
-    /// once. Where that makes no sense (a failed read, a bad header, an array that is not JSON) the next call and every later
-    /// one returns [`InputError::Stopped`]. After an error `row` is empty.
+    /// Puts the next row into `row` and returns the line it begins on; `None` after the last. See [`Self::append_row`].
     pub fn next_row(&mut self, row: &mut Vec<u8>) -> Result<Option<SourceLine>, InputError> {
         row.clear();
+        self.append_row(row)
+    }
+
+    /// Appends the next row's JSON text to `out`, as one line without its end, and returns the line of the source that it
+    /// begins on; `None` after the last.
+    ///
+    /// After an error about one row the next call goes on with the row after it, so that all that is wrong can be reported at
+    /// once. Where that makes no sense (a failed read, a bad header, an array that is not JSON) the next call and every later
+    /// one returns [`InputError::Stopped`]. After an error `out` is as it was.
+    pub fn append_row(&mut self, out: &mut Vec<u8>) -> Result<Option<SourceLine>, InputError> {
+        let before = out.len();
         let next = match self.stage {
             Stage::Fresh => self.source.skip_bom().and_then(|()| {
                 self.stage = Stage::Reading;
-                self.read(row)
+                self.read(out)
             }),
-            Stage::Reading => self.read(row),
+            Stage::Reading => self.read(out),
             Stage::Ended => return Ok(None),
             Stage::Stopped => return Err(InputError::Stopped),
         };
@@ -99,7 +108,7 @@ impl<R: Read> Reader<R> {
             Ok(Some(_)) => {}
             Ok(None) => self.stage = Stage::Ended,
             Err(error) => {
-                row.clear();
+                out.truncate(before);
                 if self.is_final(error) {
                     self.stage = Stage::Stopped;
                 }
@@ -108,11 +117,11 @@ impl<R: Read> Reader<R> {
         next
     }
 
-    fn read(&mut self, row: &mut Vec<u8>) -> Result<Option<SourceLine>, InputError> {
+    fn read(&mut self, out: &mut Vec<u8>) -> Result<Option<SourceLine>, InputError> {
         match &mut self.rows {
-            Rows::Csv(csv) => csv.next(&mut self.source, self.limits, row),
-            Rows::Ndjson => ndjson::next(&mut self.source, self.limits, row),
-            Rows::Array(array) => array.next(&mut self.source, self.limits, row),
+            Rows::Csv(csv) => csv.next(&mut self.source, self.limits, out),
+            Rows::Ndjson => ndjson::next(&mut self.source, self.limits, out),
+            Rows::Array(array) => array.next(&mut self.source, self.limits, out),
         }
     }
 

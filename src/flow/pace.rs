@@ -1,20 +1,20 @@
 //! How fast the work goes, so that blocks and pages have a fitting size.
 
-use crate::store::blocks::Size;
+use crate::store::{blocks::Size, pages::Page};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-/// Lines in the first blocks of a command nobody has timed yet.
+/// Lines in the first blocks of a command that was not timed yet.
 const UNTIMED: f64 = 16.0;
 /// A block that takes less than this costs more to claim than to run.
 const WORTH_A_BLOCK: Duration = Duration::from_millis(10);
 /// How much the newest measurement counts.
 const NEWEST: f64 = 0.3;
-/// Rows of a batch nobody has seen yet are taken to have this size: 64 of them are a page of 4 MiB.
-const UNSEEN_ROW: f64 = 65536.0;
+/// Chunks of a batch that was not read yet are taken to have this size, twice what most have at most.
+const UNSEEN_CHUNK: f64 = 524_288.0;
 const REMEMBERED: usize = 1_000;
 
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ pub struct Pace(Arc<Mutex<Seen>>);
 #[derive(Debug, Default)]
 struct Seen {
     seconds_per_row: HashMap<String, f64>,
-    bytes_per_row: HashMap<i64, f64>,
+    bytes_per_piece: HashMap<i64, f64>,
 }
 
 impl Pace {
@@ -42,25 +42,22 @@ impl Pace {
         }
     }
 
-    pub fn saw_rows(&self, batch: i64, rows: usize, bytes: usize) {
-        if rows == 0 {
+    /// How large the chunks of a batch are.
+    pub fn saw_page(&self, batch: i64, page: &Page) {
+        if page.pieces() == 0 {
             return;
         }
         let mut seen = self.lock();
-        if seen.bytes_per_row.len() >= REMEMBERED {
-            seen.bytes_per_row.clear();
+        if seen.bytes_per_piece.len() >= REMEMBERED {
+            seen.bytes_per_piece.clear();
         }
-        seen.bytes_per_row.insert(batch, bytes as f64 / rows as f64);
+        seen.bytes_per_piece.insert(batch, page.bytes() as f64 / page.pieces() as f64);
     }
 
-    /// Rows of this batch that should fit in `bytes`, at least one. What is asked for beyond that is sent for nothing.
-    pub fn page_rows(&self, batch: i64, bytes: usize) -> usize {
-        let row = self.lock().bytes_per_row.get(&batch).copied();
-        let rows = match row {
-            Some(row) => (bytes as f64 / row.max(1.0)) as usize,
-            None => (bytes as f64 / UNSEEN_ROW) as usize,
-        };
-        rows.max(1)
+    /// Chunks of this batch that should fit in `bytes`, at least one. What is asked for beyond that is sent for nothing.
+    pub fn page_pieces(&self, batch: i64, bytes: usize) -> usize {
+        let piece = self.lock().bytes_per_piece.get(&batch).copied().unwrap_or(UNSEEN_CHUNK);
+        ((bytes as f64 / piece.max(1.0)) as usize).max(1)
     }
 
     /// The lines of a block of `command`: as many as take `target`, at most `largest`.
@@ -72,6 +69,12 @@ impl Pace {
             None => UNTIMED.min(largest),
         };
         Size { most: fit(target) as i32, least: pace.map_or(1, |_| fit(WORTH_A_BLOCK) as i32) }
+    }
+
+    /// What `lines` of a command take, if one was timed.
+    pub fn time_of(&self, command: &str, lines: usize) -> Option<Duration> {
+        let pace = self.lock().seconds_per_row.get(command).copied()?;
+        Duration::try_from_secs_f64(pace * lines as f64).ok()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Seen> {
@@ -106,12 +109,12 @@ mod tests {
     }
 
     #[test]
-    fn pages_hold_fewer_rows_when_rows_are_large() {
+    fn pages_hold_fewer_chunks_when_chunks_are_large() {
         let pace = Pace::default();
-        pace.saw_rows(1, 10, 10 << 20);
-        assert_eq!(pace.page_rows(1, 4 << 20), 4);
-        assert_eq!((pace.page_rows(1, 100), pace.page_rows(3, 4 << 20)), (1, 64));
-        pace.saw_rows(2, 100, 2_000);
-        assert!(pace.page_rows(2, 4 << 20) > 500);
+        assert_eq!(pace.page_pieces(1, 4 << 20), 8, "of a batch that was not read yet");
+        pace.saw_page(1, &Page::of("x".repeat(2 << 20)));
+        assert_eq!((pace.page_pieces(1, 4 << 20), pace.page_pieces(1, 100)), (2, 1));
+        pace.saw_page(2, &Page::of("x".repeat(5_000)));
+        assert!(pace.page_pieces(2, 4 << 20) > 500);
     }
 }

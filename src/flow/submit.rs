@@ -1,16 +1,17 @@
 //! Submitting: a stream of rows becomes a batch, all of it or none of it, in constant memory.
 //!
-//! A thread reads and checks the rows and writes them in COPY's binary form; this side sends them on. Task, batch and
-//! rows are one transaction.
+//! A thread reads and checks the rows and writes chunks of them in COPY's binary form; this side sends them on. Task, batch
+//! and chunks are one transaction.
 
-mod copy;
+mod chunks;
 mod exported;
 
 pub use exported::{ADDED, WHOLE};
 
-use super::input::{Format, InputError, Limits, Reader};
+use super::input::{Format, InputError, LARGEST, Limits, Reader};
 use crate::{config::Problems, json::Json, spans::Span, store::submissions, traceparent::Traceparent};
 use bytes::Bytes;
+use chunks::{Chunks, Target};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
@@ -38,15 +39,12 @@ impl Default for Config {
     }
 }
 
-/// PostgreSQL's jsonb cannot be much larger, and memory is bounded by it.
-const LARGEST_ROW: usize = 128 << 20;
-
 impl Config {
     pub(crate) fn check(&self, problems: &mut Problems) {
         problems.unless(
-            (1..=LARGEST_ROW).contains(&self.max_row_bytes),
+            (1..=LARGEST).contains(&self.max_row_bytes),
             "submit.max_row_bytes",
-            format!("must be between 1 and {LARGEST_ROW}"),
+            format!("must be between 1 and {LARGEST}"),
         );
     }
 }
@@ -185,9 +183,10 @@ impl Meter {
 
 /// What the reading thread found when it had read everything.
 #[derive(Debug)]
-struct Whole {
-    rows: u64,
-    hash: [u8; 32],
+pub struct Whole {
+    pub rows: u64,
+    /// Stands for the rows and options of a request with an idempotency key; others have none.
+    pub hash: Option<[u8; 32]>,
 }
 
 /// Reads `source` to its end and makes a batch of it.
@@ -208,19 +207,17 @@ pub async fn submit(
     let _span = Span::begin("submit", order.traceparent.as_ref().map(Traceparent::as_str))
         .name("command", &order.command)
         .number("batch", id);
-    let seed = order.fingerprint();
-    let (chunks, received) = mpsc::channel(4);
-    let reading = tokio::task::spawn_blocking(move || read_all(given, id, seed, &chunks, &meter));
+    // Only a key is ever compared by its hash.
+    let hash = order.idempotency_key.as_ref().map(|_| order.fingerprint());
+    let (messages, reading) = read_beside(given, Chunks::new(Target::Batch(id), hash), meter);
     if let Some(known) = known {
         // The rows are there already: read only to see that they are the same.
-        drain(received).await;
-        let read = reading.await.map_err(|_| SubmitError::ReaderDied)??;
-        submissions::same_or_conflict(&known, order, &read.hash)?;
+        drain(messages).await;
+        let read = reading.await?;
+        submissions::same_or_conflict(&known, order, read.hash)?;
         return Ok(Submitted { id: known.id, rows: read.rows, repeated: true });
     }
-    let finish =
-        async { reading.await.map_err(|_| SubmitError::ReaderDied)?.map(|read| (read.rows, read.hash)) };
-    submissions::copy_in(client, id, order, received, finish).await
+    submissions::copy_in(client, id, order, messages, reading).await
 }
 
 /// Reads `source` to its end and adds its rows to a batch that is held or running; how many it has then.
@@ -230,59 +227,74 @@ pub async fn append(
     given: Given<impl Read + Send + 'static>,
     meter: Meter,
 ) -> Result<Appended, SubmitError> {
-    let (chunks, received) = mpsc::channel(4);
-    let reading = tokio::task::spawn_blocking(move || read_all(given, id, Sha256::new(), &chunks, &meter));
-    let finish = async { reading.await.map_err(|_| SubmitError::ReaderDied)?.map(|read| read.rows) };
-    submissions::copy_onto(client, id, received, finish).await
+    let (messages, reading) = read_beside(given, Chunks::new(Target::Staged, None), meter);
+    submissions::copy_onto(client, id, messages, reading).await
 }
 
-async fn drain(mut chunks: mpsc::Receiver<Bytes>) {
-    while chunks.recv().await.is_some() {}
+async fn drain(mut messages: mpsc::Receiver<Bytes>) {
+    while messages.recv().await.is_some() {}
 }
 
-/// Runs in a thread of its own: reading and checking is work for a core.
+/// Messages that wait to be sent. With one being filled and one being sent they bound the memory of a submission.
+const WAITING: usize = 4;
+
+/// Reads in a thread of its own, which is work for a core: the messages it makes, and what it found at the end.
+fn read_beside(
+    given: Given<impl Read + Send + 'static>,
+    chunks: Chunks,
+    meter: Meter,
+) -> (mpsc::Receiver<Bytes>, impl Future<Output = Result<Whole, SubmitError>>) {
+    let (sender, messages) = mpsc::channel(WAITING);
+    let reading = tokio::task::spawn_blocking(move || read_all(given, chunks, &sender, &meter));
+    (messages, async { reading.await.map_err(|_| SubmitError::ReaderDied)? })
+}
+
 fn read_all<R: Read>(
     given: Given<R>,
-    batch: i64,
-    seed: Sha256,
-    chunks: &mpsc::Sender<Bytes>,
+    mut chunks: Chunks,
+    messages: &mpsc::Sender<Bytes>,
     meter: &Meter,
 ) -> Result<Whole, SubmitError> {
     let Given { source, format, limits, exported } = given;
     let mut reader = Reader::new(source, format, limits);
-    let mut buffer = copy::Buffer::new(batch);
-    let mut hash = seed;
     let mut row = Vec::new();
     let mut rows: u64 = 0;
-    while reader.next_row(&mut row)?.is_some() {
+    loop {
+        let found = match exported {
+            true => reader.next_row(&mut row)?,
+            false => reader.append_row(chunks.next_row())?,
+        };
+        if found.is_none() {
+            break;
+        }
         rows += 1;
-        let line = i32::try_from(rows).map_err(|_| SubmitError::TooMany)?;
+        if rows > i32::MAX as u64 {
+            return Err(SubmitError::TooMany);
+        }
         if exported {
-            row = exported::input_of(&row, format)
+            exported::append_input(&row, format, limits, chunks.next_row())
                 .map_err(|problem| SubmitError::NotExported { row: rows, problem })?;
         }
-        hash.update((row.len() as u64).to_be_bytes());
-        hash.update(&row);
-        buffer.push(line, &row);
-        if let Some(chunk) = buffer.take_if_full() {
+        if let Some(message) = chunks.end_row() {
             meter.set(rows, reader.bytes_read());
-            if chunks.blocking_send(chunk).is_err() {
+            if messages.blocking_send(message).is_err() {
                 // The other side has an error of its own to report.
                 return Err(SubmitError::ReaderDied);
             }
         }
     }
     meter.set(rows, reader.bytes_read());
+    let (message, hash) = chunks.finish();
     // Refused only when the other side has ended with its own error.
-    let _ = chunks.blocking_send(buffer.finish());
-    Ok(Whole { rows, hash: hash.finalize().into() })
+    let _ = messages.blocking_send(message);
+    Ok(Whole { rows, hash })
 }
 
 impl Order {
     /// What makes two requests the same, besides their rows.
     fn fingerprint(&self) -> Sha256 {
         let mut hash = Sha256::new();
-        let told = serde_json::json!([
+        let options = serde_json::json!([
             self.command,
             self.queue,
             self.context.text(),
@@ -294,7 +306,8 @@ impl Order {
             self.on_done,
             self.on_budget.map(OnBudget::as_str),
         ]);
-        hash.update(told.to_string());
+        hash.update(options.to_string());
+        hash.update(b"\n");
         hash
     }
 }

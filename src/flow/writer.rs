@@ -1,29 +1,34 @@
 //! Writes outcomes: every one is applied, or refused by the fence, or kept until it can be.
+//!
+//! A flush is one transaction for all blocks that have something to write. A group that cannot be written is taken apart:
+//! what alone cannot be written now is put aside, and everything else goes on.
 
+mod aside;
+mod flusher;
 mod tasks;
 
 use super::{
     batcher::{Weight, Writer},
     complete::Checks,
+    fiber::Brake,
     held::Held,
 };
 use crate::{
-    backoff,
     json::Json,
     metrics::Metrics,
     periodic::describe,
     store::{
-        LONGEST_BACKOFF,
-        blocks::BlockRef,
-        fault::{self, Fault},
-        flush::{self, BlockWrite, Close, RowWrite, Verdict, Written},
+        blocks::{BlockRef, Parts},
+        flush::{BlockWrite, Close, Outcomes},
         tasks::{TaskEnd, TaskWrite},
     },
     supervisor::{Health, WRITES},
 };
+use aside::Aside;
 use deadpool_postgres::Pool;
-use std::{collections::HashMap, time::Duration};
-use tokio::sync::watch;
+use flusher::{Answer, Flusher};
+use std::{collections::HashMap, sync::Arc};
+use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
 /// What a fiber hands over.
@@ -37,14 +42,19 @@ pub enum Update {
 #[derive(Debug)]
 pub struct BlockUpdate {
     pub block: BlockRef,
-    pub rows: Vec<RowWrite>,
+    pub parts: Parts,
+    pub outcomes: Outcomes,
     pub close: Option<Close>,
-    /// Somebody waits for the write: it does not wait for others to gather.
+    /// A fiber, or a person, waits for the write: it does not wait for others to gather.
     pub waited_for: bool,
+    /// Of a batch with a budget: hears what became of the failures.
+    pub brake: Option<Arc<Brake>>,
+    /// Hear when it was written, or refused.
+    pub written: Vec<oneshot::Sender<()>>,
 }
 
 /// Whether outcomes can be written; while they cannot, nothing new is claimed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Gate(watch::Sender<bool>);
 
 impl Gate {
@@ -54,9 +64,60 @@ impl Gate {
     }
 }
 
+/// What follows when the database refuses to be written to, and when it does no longer.
+#[derive(Clone, Debug)]
+struct Trouble {
+    health: Health,
+    gate: Gate,
+}
+
+impl Trouble {
+    fn begins(&self, tries: u32, error: &(dyn std::error::Error + 'static)) {
+        self.gate.0.send_if_modified(|open| std::mem::replace(open, false));
+        // The first line only: PostgreSQL's DETAIL, on the next, quotes the row.
+        let said = describe(error);
+        let reason = said.lines().next().unwrap_or_default();
+        self.health.unready(WRITES, format!("outcomes cannot be written: {reason}"));
+        if tries == 1 {
+            tracing::warn!(error = reason, "a flush failed; keeping its outcomes and trying again");
+        }
+    }
+
+    fn ends(&self) {
+        if self.gate.0.send_if_modified(|open| !std::mem::replace(open, true)) {
+            self.health.ready(WRITES);
+            tracing::info!("outcomes can be written again");
+        }
+    }
+
+    /// The schema or the rights are wrong: a person is needed.
+    fn is_systemic(&self, error: &tokio_postgres::Error) {
+        let sqlstate = error.code().map_or("none", |state| state.code());
+        let said = describe(error);
+        tracing::error!(
+            sqlstate,
+            error = said.lines().next(),
+            "outcomes cannot be written: the schema or the rights are wrong; everything is kept"
+        );
+    }
+}
+
 #[derive(Debug)]
 pub struct OutcomeWriter {
+    pool: Pool,
+    flusher: Flusher,
+    trouble: Trouble,
+    after: Acknowledge,
+    aside: Aside,
+}
+
+/// What a writer needs of the rest of the daemon.
+#[derive(Debug)]
+pub struct WriterParts {
+    /// For flushes: one at a time.
     pub pool: Pool,
+    /// For what was put aside.
+    pub general: Pool,
     pub held: Held,
     pub checks: Checks,
     pub health: Health,
@@ -64,12 +125,28 @@ pub struct OutcomeWriter {
     pub metrics: Metrics,
 }
 
+impl OutcomeWriter {
+    pub fn new(parts: WriterParts) -> Self {
+        let WriterParts { pool, general, held, checks, health, gate, metrics } = parts;
+        let trouble = Trouble { health, gate };
+        let after = Acknowledge { held, checks, metrics: metrics.clone() };
+        let flusher = Flusher { pool: pool.clone(), trouble: trouble.clone(), metrics: metrics.clone() };
+        let aside = Aside::new(Flusher { pool: general, ..flusher.clone() }, after.clone());
+        Self { pool, flusher, trouble, after, aside }
+    }
+}
+
 impl Writer for OutcomeWriter {
     type Update = Update;
 
     fn weight(update: &Update) -> Weight {
         match update {
-            Update::Block(update) => weight_of_block(update),
+            Update::Block(update) => Weight {
+                updates: update.outcomes.len().max(1) as u32,
+                room: update.outcomes.weight(),
+                bytes: update.outcomes.bytes(),
+                waited_for: update.waited_for,
+            },
             Update::Task(write) => {
                 let bytes = match &write.end {
                     TaskEnd::Succeeded { result, spawn, after } => {
@@ -80,7 +157,7 @@ impl Writer for OutcomeWriter {
                     | TaskEnd::Postponed { error, .. } => error.len(),
                     TaskEnd::GiveBack => 0,
                 };
-                Weight { updates: 1, bytes, waited_for: true }
+                Weight { updates: 1, room: 1, bytes, waited_for: true }
             }
         }
     }
@@ -103,261 +180,118 @@ impl Writer for OutcomeWriter {
         }
         rows
     }
-}
 
-fn weight_of_block(update: &BlockUpdate) -> Weight {
-    Weight {
-        updates: update.rows.len().max(1) as u32,
-        bytes: update.rows.iter().map(RowWrite::bytes).sum(),
-        waited_for: update.waited_for,
+    /// Waits for what was put aside.
+    async fn finish(&mut self) {
+        self.aside.finish().await;
     }
 }
 
 impl OutcomeWriter {
     /// Returns the rows that were written.
     async fn write_blocks(&mut self, updates: Vec<BlockUpdate>) -> u64 {
-        let blocks = merge(updates);
-        let written = match self.outlast(&blocks).await {
-            Ok(written) => written,
-            Err(error) => {
-                // The first line only: PostgreSQL's DETAIL, on the next, quotes the row.
-                let error = describe(&error);
-                tracing::warn!(error = error.lines().next(), "a row cannot be stored; looking for it");
-                self.write_apart(&blocks).await
-            }
-        };
-        self.settle(&blocks, &written);
-        written.iter().map(|answer| answer.rows()).sum()
-    }
-}
-
-/// One write per block, in the order of their ids: everybody locks in the same order. Of several outcomes of one
-/// line the newest wins.
-fn merge(updates: Vec<BlockUpdate>) -> Vec<BlockWrite> {
-    let mut by_token: HashMap<Uuid, BlockWrite> = HashMap::new();
-    for update in updates {
-        let write = by_token.entry(update.block.token).or_insert_with(|| BlockWrite {
-            block: update.block,
-            rows: Vec::new(),
-            close: None,
-        });
-        write.rows.extend(update.rows);
-        write.close = update.close.or(write.close.take());
-    }
-    let mut blocks: Vec<BlockWrite> = by_token.into_values().collect();
-    for block in &mut blocks {
-        // Stable, and reversed first: of equal lines the one that came last survives.
-        block.rows.reverse();
-        block.rows.sort_by_key(|row| row.line);
-        block.rows.dedup_by_key(|row| row.line);
-    }
-    blocks.sort_by_key(|block| block.block.id);
-    blocks
-}
-
-impl OutcomeWriter {
-    /// Tries until it is written; gives up only when a row is at fault.
-    async fn outlast(&mut self, blocks: &[BlockWrite]) -> Result<Vec<Written>, tokio_postgres::Error> {
-        let mut tries = 0;
-        let mut unsure = false;
-        loop {
-            let error: Box<dyn std::error::Error + Send + Sync> = match self.pool.get().await {
-                Ok(client) => match flush::write_if_held(&client, blocks).await {
-                    Ok(written) => match self.adjudicate(&client, blocks, written, unsure).await {
-                        Ok(written) => {
-                            self.recovered();
-                            return Ok(written);
-                        }
-                        Err(error) => Box::new(error),
-                    },
-                    Err(error) => {
-                        self.metrics.batcher.rollbacks.inc();
-                        match fault::of(&error) {
-                            // The session is as good as before, and the search for the row needs it many times.
-                            Fault::Row => return Err(error),
-                            Fault::Systemic => self.complain(&error),
-                            Fault::Transient => unsure |= fault::is_of_connection(&error),
-                        }
-                        // The session may be in any state; a new one is cheap.
-                        drop(deadpool_postgres::Object::take(client));
-                        Box::new(error)
-                    }
-                },
-                Err(error) => Box::new(error),
-            };
-            tries += 1;
-            self.hold(tries, &*error);
-            tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries)).await;
-        }
-    }
-
-    /// After a lost reply a block that is gone and has our tally was written by us, not taken from us.
-    async fn adjudicate(
-        &self,
-        client: &deadpool_postgres::Object,
-        blocks: &[BlockWrite],
-        mut written: Vec<Written>,
-        unsure: bool,
-    ) -> Result<Vec<Written>, tokio_postgres::Error> {
-        self.metrics.batcher.transactions.inc();
-        if !unsure || !written.contains(&Written::NotHeld) {
-            return Ok(written);
-        }
-        let references: Vec<BlockRef> = blocks.iter().map(|block| block.block).collect();
-        let applied = flush::tokens_with_tally(client, &references).await?;
-        for (block, answer) in blocks.iter().zip(&mut written) {
-            if *answer == Written::NotHeld && applied.contains(&block.block.token) {
-                *answer = Written::Held { succeeded: 0, failed: 0 };
-            }
-        }
-        Ok(written)
-    }
-
-    /// Halves the rows until the ones at fault stand alone; those are failed with PostgreSQL's words, their
-    /// neighbours are stored. The blocks close last, when every row has its outcome.
-    async fn write_apart(&mut self, blocks: &[BlockWrite]) -> Vec<Written> {
-        let mut sums: HashMap<Uuid, Written> = HashMap::new();
-        let rows_only = |block: &BlockWrite| BlockWrite { close: None, ..block.clone() };
-        let mut pieces: Vec<Vec<BlockWrite>> = vec![blocks.iter().map(rows_only).collect()];
-        while let Some(mut piece) = pieces.pop() {
-            match self.outlast(&piece).await {
-                Ok(written) => add(&mut sums, &piece, &written),
-                Err(error) => match halve(&piece) {
-                    Some((one, other)) => pieces.extend([other, one]),
-                    None => {
-                        blame(&mut piece, &error);
-                        let written = self.outlast_anything(&piece).await;
-                        add(&mut sums, &piece, &written);
-                    }
-                },
-            }
-        }
-        let closes_only = |block: &BlockWrite| BlockWrite { rows: Vec::new(), ..block.clone() };
-        let closes: Vec<BlockWrite> = blocks.iter().map(closes_only).collect();
-        let written = self.outlast_anything(&closes).await;
-        add(&mut sums, &closes, &written);
-        blocks.iter().map(|block| sums.get(&block.block.token).copied().unwrap_or(Written::NotHeld)).collect()
-    }
-
-    /// For writes in which no value can be at fault any more: a refusal then is the schema's, and is outlasted too.
-    async fn outlast_anything(&mut self, blocks: &[BlockWrite]) -> Vec<Written> {
-        let mut tries = 0;
-        loop {
-            match self.outlast(blocks).await {
-                Ok(written) => return written,
-                Err(error) => {
-                    tries += 1;
-                    self.complain(&error);
-                    self.hold(tries, &error);
-                    tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries))
-                        .await;
+        let (mut writes, mut notes) = (Vec::new(), Vec::new());
+        for (write, note) in merge(updates) {
+            // Parts of a token are written in their order: what comes after one that is aside waits with it.
+            match self.aside.join(write, note) {
+                Ok(()) => {}
+                Err((write, note)) => {
+                    writes.push(write);
+                    notes.push(note);
                 }
             }
         }
-    }
-
-    fn complain(&self, error: &tokio_postgres::Error) {
-        let sqlstate = error.code().map_or("none", |state| state.code());
-        tracing::error!(
-            sqlstate,
-            error = describe(error),
-            "outcomes cannot be written: the schema or the rights are wrong; everything is kept"
-        );
-    }
-
-    fn hold(&self, tries: u32, error: &(dyn std::error::Error + 'static)) {
-        self.gate.0.send_if_modified(|open| std::mem::replace(open, false));
-        // The first line only: PostgreSQL's DETAIL, on the next, quotes the row.
-        let said = describe(error);
-        let reason = said.lines().next().unwrap_or_default();
-        self.health.unready(WRITES, format!("outcomes cannot be written: {reason}"));
-        if tries == 1 {
-            tracing::warn!(error = %error, "a flush failed; keeping its outcomes and trying again");
+        if writes.is_empty() {
+            return 0;
         }
-    }
-
-    fn recovered(&self) {
-        if self.gate.0.send_if_modified(|open| !std::mem::replace(open, true)) {
-            self.health.ready(WRITES);
-            tracing::info!("outcomes can be written again");
-        }
-    }
-
-    /// What follows from a commit, and only from a commit.
-    fn settle(&self, blocks: &[BlockWrite], written: &[Written]) {
-        for (block, answer) in blocks.iter().zip(written) {
-            let reference = block.block;
-            if matches!(answer, Written::Held { succeeded, failed } if succeeded + failed > 0) {
-                self.metrics.batcher.tallies.inc();
-            }
+        let answers = self.flusher.write(&mut writes, &mut notes).await;
+        let mut rows = 0;
+        for ((write, note), answer) in writes.into_iter().zip(notes).zip(answers) {
             match answer {
-                Written::Held { succeeded, failed } => self.metrics.count_rows(*succeeded, *failed),
-                Written::NotHeld => {
-                    self.metrics.fenced.inc_by(block.rows.len().max(1) as u64);
-                    tracing::warn!(token = %reference.token, batch = reference.batch, rows = block.rows.len(),
-                        "this block is somebody else's now; its outcomes were refused");
-                    self.held.cancel_of(reference.token).fenced.cancel();
-                }
-            }
-            if block.close.is_some() || *answer == Written::NotHeld {
-                self.held.forget(reference.token);
-                // Asked for in every case: whoever wrote the last row, somebody must look.
-                self.checks.ask(reference.batch);
-            } else if matches!(answer, Written::Held { failed, .. } if *failed > 0) {
-                self.checks.ask(reference.batch);
+                Answer::Aside(reason) => self.aside.put(write, note, reason).await,
+                answer => rows += self.after.acknowledge(&write, note, answer),
             }
         }
+        rows
     }
 }
 
-fn add(sums: &mut HashMap<Uuid, Written>, blocks: &[BlockWrite], written: &[Written]) {
-    for (block, answer) in blocks.iter().zip(written) {
-        sums.entry(block.block.token)
-            .and_modify(|sum| {
-                *sum = match (*sum, *answer) {
-                    (Written::Held { succeeded: a, failed: b }, Written::Held { succeeded, failed }) => {
-                        Written::Held { succeeded: a + succeeded, failed: b + failed }
-                    }
-                    _ => Written::NotHeld,
-                }
-            })
-            .or_insert(*answer);
-    }
+/// What is to be done beside a write.
+#[derive(Debug)]
+struct Note {
+    parts: Parts,
+    brake: Option<Arc<Brake>>,
+    written: Vec<oneshot::Sender<()>>,
+    /// Failures that the brake counts as on their way.
+    pending: i64,
+    /// Rows that were written already, piece by piece.
+    succeeded: u64,
+    failed: u64,
 }
 
-/// Two halves of the rows, or `None` when there is only one row left (or none: then no row is at fault).
-fn halve(piece: &[BlockWrite]) -> Option<(Vec<BlockWrite>, Vec<BlockWrite>)> {
-    let total: usize = piece.iter().map(|block| block.rows.len()).sum();
-    if total <= 1 {
-        return None;
+/// One write per block, in the order of their ids: every transaction locks in the same order.
+fn merge(updates: Vec<BlockUpdate>) -> Vec<(BlockWrite, Note)> {
+    let mut by_token: HashMap<Uuid, (BlockWrite, Note)> = HashMap::with_capacity(updates.len());
+    for update in updates {
+        let BlockUpdate { block, parts, outcomes, close, brake, written, .. } = update;
+        let (write, note) = by_token.entry(block.token).or_insert_with(|| {
+            let write = BlockWrite { block, part: parts.next(), outcomes: Outcomes::default(), close: None };
+            (write, Note { parts, brake, written: Vec::new(), pending: 0, succeeded: 0, failed: 0 })
+        });
+        note.pending += outcomes.failed() as i64;
+        write.outcomes.extend(outcomes);
+        write.close = close.or(write.close.take());
+        note.written.extend(written);
     }
-    let mut room = total / 2;
-    let (mut one, mut other) = (Vec::new(), Vec::new());
-    for block in piece {
-        let (first, second) = block.rows.split_at(room.min(block.rows.len()));
-        room -= first.len();
-        for (rows, side) in [(first, &mut one), (second, &mut other)] {
-            if !rows.is_empty() {
-                side.push(BlockWrite { block: block.block, rows: rows.to_vec(), close: None });
+    let mut merged: Vec<(BlockWrite, Note)> = by_token.into_values().collect();
+    merged.sort_by_key(|(write, _)| write.block.id);
+    merged
+}
+
+/// What follows from a commit, and only from a commit.
+#[derive(Clone, Debug)]
+struct Acknowledge {
+    held: Held,
+    checks: Checks,
+    metrics: Metrics,
+}
+
+impl Acknowledge {
+    /// Returns the rows that were written.
+    fn acknowledge(&self, write: &BlockWrite, note: Note, answer: Answer) -> u64 {
+        let BlockWrite { block, outcomes, close, .. } = write;
+        // What is left in the write, and what was written of it piece by piece before.
+        let (succeeded, failed) = match answer {
+            Answer::Written | Answer::AppliedBefore => {
+                (note.succeeded + outcomes.succeeded() as u64, note.failed + outcomes.failed() as u64)
             }
+            Answer::Refused | Answer::Aside(_) => (note.succeeded, note.failed),
+        };
+        if let Some(brake) = &note.brake {
+            brake.settled(note.pending, failed as i64);
         }
-    }
-    Some((one, other))
-}
-
-/// The last row standing gets the error as its outcome.
-fn blame(piece: &mut [BlockWrite], error: &tokio_postgres::Error) {
-    let reason = told(error);
-    for row in piece.iter_mut().flat_map(|block| &mut block.rows) {
-        row.verdict = Verdict::Failed(reason.clone());
-        row.outputs = None;
-        row.append.clear();
-    }
-}
-
-fn told(error: &tokio_postgres::Error) -> String {
-    match error.as_db_error() {
-        Some(db) => format!("the result cannot be stored: {} (SQLSTATE {})", db.message(), db.code().code()),
-        None => "the result cannot be stored".to_owned(),
+        let is_refused = matches!(answer, Answer::Refused);
+        if is_refused {
+            self.metrics.fenced.inc_by(outcomes.len().max(1) as u64);
+            tracing::warn!(token = %block.token, batch = block.batch, rows = outcomes.len(),
+                "another worker has this block now; its outcomes were refused");
+            self.held.cancel_of(block.token).fenced.cancel();
+        }
+        self.metrics.count_rows(succeeded, failed);
+        if succeeded + failed > 0 {
+            self.metrics.batcher.outcomes.inc();
+        }
+        if close.is_some() || is_refused {
+            self.held.forget(block.token);
+            // Asked for in every case: whichever flush wrote the last row, the batch must be looked at.
+            self.checks.ask(block.batch);
+        } else if failed > 0 {
+            self.checks.ask(block.batch);
+        }
+        for written in note.written {
+            // A fiber that was cancelled meanwhile does not listen any more.
+            let _ = written.send(());
+        }
+        succeeded + failed
     }
 }

@@ -1,13 +1,23 @@
-//! Rows given to a handler together, and its way of telling what became of them.
+//! Rows given to a handler together, and its way to report what became of them.
 
 use super::{Handler, Outcome, RowCall, run_row};
 use crate::{
     json::Json,
-    store::blocks::{BlockRef, InputRow},
+    lines::Lines,
+    store::{
+        blocks::{BlockRef, Parts},
+        pages::InputRow,
+    },
 };
 use futures::{FutureExt, future::BoxFuture};
-use std::{num::NonZeroUsize, panic::AssertUnwindSafe, time::Duration};
-use tokio::sync::mpsc;
+use std::{
+    num::NonZeroUsize,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::sync::Notify;
+use uuid::Uuid;
 
 /// How a handler takes the rows of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +38,10 @@ pub struct BlockCall<'a> {
     pub context: &'a Json,
     /// The block they are of, by its token.
     pub block: BlockRef,
+    /// Of the batch alone, for ever.
+    pub uid: Uuid,
+    /// For a handler that writes outcomes in its own transaction.
+    pub parts: &'a Parts,
     /// From 1; rows that failed before have a higher one.
     pub attempt: i32,
     /// The time that the call has ([`Intake::Together`]), or each row ([`Intake::Ahead`]).
@@ -36,44 +50,80 @@ pub struct BlockCall<'a> {
     pub traceparent: Option<&'a str>,
 }
 
-/// What a handler tells while it works.
+impl<'a> BlockCall<'a> {
+    /// The call for one of the rows.
+    pub fn row(&self, row: InputRow<'a>) -> RowCall<'a> {
+        RowCall {
+            batch: self.block.batch,
+            uid: self.uid,
+            line: row.line,
+            input: row.input,
+            context: self.context,
+            attempt: self.attempt,
+        }
+    }
+}
+
+/// What a handler reports while it works.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Told {
+pub enum Report {
     Row(i32, Outcome),
+    /// All these lines succeeded, and have nothing to store.
+    Succeeded(Lines),
     /// Effects and outcomes of these lines are committed already, together.
     Committed {
-        lines: Vec<i32>,
+        lines: Lines,
         succeeded: u64,
         failed: u64,
     },
-    /// The block was somebody else's by then: nothing was committed.
+    /// Another worker had the block by then: nothing was committed.
     NotHeld,
 }
 
-/// Where a handler tells it.
-#[derive(Clone, Debug)]
-pub struct Tongue(mpsc::UnboundedSender<Told>);
+/// Where a handler reports. Reports gather until they are read: no message for each row.
+#[derive(Clone, Debug, Default)]
+pub struct OutcomeSink(Arc<Shared>);
 
-impl Tongue {
+#[derive(Debug, Default)]
+struct Shared {
+    reports: Mutex<Vec<Report>>,
+    news: Notify,
+}
+
+impl OutcomeSink {
     pub fn row(&self, line: i32, outcome: Outcome) {
-        self.tell(Told::Row(line, outcome));
+        self.report(Report::Row(line, outcome));
     }
 
-    /// The same for many lines.
-    pub fn rows<'a>(&self, rows: impl IntoIterator<Item = &'a InputRow>, outcome: &Outcome) {
+    /// The same outcome for many rows.
+    pub fn rows<'a>(&self, rows: impl IntoIterator<Item = &'a InputRow<'a>>, outcome: &Outcome) {
         rows.into_iter().for_each(|row| self.row(row.line, outcome.clone()));
     }
 
-    pub fn tell(&self, told: Told) {
-        // Nobody listens any more when the block was given up; then nobody needs to know.
-        let _ = self.0.send(told);
+    /// All rows succeeded, and have nothing to store.
+    pub fn succeeded(&self, rows: &[InputRow<'_>]) {
+        self.report(Report::Succeeded(rows.iter().map(|row| row.line).collect()));
+    }
+
+    pub fn report(&self, report: Report) {
+        let mut reports = self.0.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        reports.push(report);
+        let is_first = reports.len() == 1;
+        drop(reports);
+        if is_first {
+            self.0.news.notify_one();
+        }
+    }
+
+    fn take(&self) -> Vec<Report> {
+        std::mem::take(&mut *self.0.reports.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// A call under way; dropping it cancels the handler.
 pub struct Running<'a> {
     work: Option<BoxFuture<'a, Result<(), String>>>,
-    told: mpsc::UnboundedReceiver<Told>,
+    sink: OutcomeSink,
     reason: Option<String>,
 }
 
@@ -83,30 +133,34 @@ impl std::fmt::Debug for Running<'_> {
     }
 }
 
-/// Starts a call; a panic of the handler ends it and is the reason for the rows it said nothing about.
-pub fn run_block<'a>(handler: &'a dyn Handler, call: BlockCall<'a>, rows: &'a [InputRow]) -> Running<'a> {
-    let (sender, told) = mpsc::unbounded_channel();
-    let work = AssertUnwindSafe(async move { handler.block(call, rows, Tongue(sender)).await })
-        .catch_unwind()
-        .map(|ended| {
+/// Starts a call; a panic of the handler ends it and is the reason for the rows it did not report.
+pub fn run_block<'a>(handler: &'a dyn Handler, call: BlockCall<'a>, rows: &'a [InputRow<'a>]) -> Running<'a> {
+    let sink = OutcomeSink::default();
+    let reports = sink.clone();
+    let work = AssertUnwindSafe(async move { handler.block(call, rows, reports).await }).catch_unwind().map(
+        |ended| {
             ended.map_err(|panic| {
                 format!("the handler panicked: {}", crate::supervisor::panic_message(panic.as_ref()))
             })
-        });
-    Running { work: Some(work.boxed()), told, reason: None }
+        },
+    );
+    Running { work: Some(work.boxed()), sink, reason: None }
 }
 
 impl Running<'_> {
-    /// What the handler tells next; `None` when it has ended and told everything.
-    pub async fn next(&mut self) -> Option<Told> {
+    /// What the handler has reported since the last call; `None` when it has ended and everything was read.
+    pub async fn next(&mut self) -> Option<Vec<Report>> {
         loop {
-            let Some(work) = &mut self.work else { return self.told.recv().await };
+            let reports = self.sink.take();
+            if !reports.is_empty() {
+                return Some(reports);
+            }
+            let work = self.work.as_mut()?;
             tokio::select! {
                 biased;
-                Some(told) = self.told.recv() => return Some(told),
+                () = self.sink.0.news.notified() => {}
                 ended = work => {
                     self.reason = ended.err();
-                    // With the work goes the last tongue, so that what is left can be heard to its end.
                     self.work = None;
                 }
             }
@@ -123,19 +177,12 @@ impl Running<'_> {
 pub(super) fn one_by_one<'a, H: Handler + ?Sized>(
     handler: &'a H,
     call: BlockCall<'a>,
-    rows: &'a [InputRow],
-    tongue: Tongue,
+    rows: &'a [InputRow<'a>],
+    sink: OutcomeSink,
 ) -> BoxFuture<'a, ()> {
     async move {
         for row in rows {
-            let one = RowCall {
-                batch: call.block.batch,
-                line: row.line,
-                input: &row.input,
-                context: call.context,
-                attempt: call.attempt,
-            };
-            tongue.row(row.line, run_row(handler, one, call.timeout).await);
+            sink.row(row.line, run_row(handler, call.row(*row), call.timeout).await);
         }
     }
     .boxed()

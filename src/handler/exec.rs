@@ -10,9 +10,10 @@ mod stderr;
 pub mod watch;
 
 use super::{
-    BlockCall, Config, Handler, Intake, Outcome, RowCall, TaskCall, TaskOutcome, Tongue, protocol, tap::Tap,
+    BlockCall, Config, Handler, Intake, Outcome, OutcomeSink, RowCall, TaskCall, TaskOutcome, protocol,
+    tap::Tap,
 };
-use crate::{config::Problems, store::blocks::InputRow};
+use crate::{config::Problems, store::pages::InputRow};
 use futures::{FutureExt, future::BoxFuture};
 use pool::Pool;
 use process::{Lease, Trouble};
@@ -47,24 +48,25 @@ impl Exec {
     }
 
     /// Runs rows until all have an outcome, with as many processes as that takes.
-    async fn run(&self, call: &BlockCall<'_>, rows: &[InputRow], tongue: &Tongue) {
-        let mut lines = Vec::with_capacity(rows.len());
-        for row in rows {
-            match protocol::row_line(call, row) {
-                Ok(text) => lines.push((row.line, text)),
-                Err(error) => tongue.row(row.line, Outcome::Failed(format!("the row is not JSON: {error}"))),
+    async fn run(&self, call: &BlockCall<'_>, rows: &[InputRow<'_>], sink: &OutcomeSink) {
+        let requests = match protocol::RowLines::new(call) {
+            Ok(requests) => requests,
+            Err(error) => {
+                return sink
+                    .rows(rows, &Outcome::Failed(format!("the batch's context is not JSON: {error}")));
             }
-        }
+        };
+        let lines: Vec<(i32, String)> = rows.iter().map(|row| (row.line, requests.line(row))).collect();
         let mut rest = lines.as_slice();
         while !rest.is_empty() {
             let mut lease = match self.pool.lease().await {
                 Ok(lease) => lease,
                 Err(error) => {
                     let outcome = Outcome::Retry { error, after: None };
-                    return rest.iter().for_each(|(line, _)| tongue.row(*line, outcome.clone()));
+                    return rest.iter().for_each(|(line, _)| sink.row(*line, outcome.clone()));
                 }
             };
-            rest = self.pipe(&mut lease, call, rest, tongue).await;
+            rest = self.pipe(&mut lease, call, rest, sink).await;
         }
     }
 
@@ -74,9 +76,9 @@ impl Exec {
         lease: &mut Lease,
         call: &BlockCall<'_>,
         rows: &'a [(i32, String)],
-        tongue: &Tongue,
+        sink: &OutcomeSink,
     ) -> &'a [(i32, String)] {
-        let (answered, trouble) = self.converse(lease, call, rows, tongue).await;
+        let (answered, trouble) = self.converse(lease, call, rows, sink).await;
         let (Some(trouble), Some((line, text))) = (trouble, rows.get(answered)) else {
             lease.is_clean();
             return &[];
@@ -84,7 +86,7 @@ impl Exec {
         let error = lease.replace(trouble).await;
         self.tap.saw(|| (text.clone(), error.clone()));
         tracing::warn!(handler = self.name, batch = call.block.batch, line, error, "a process was replaced");
-        tongue.row(*line, Outcome::Retry { error, after: None });
+        sink.row(*line, Outcome::Retry { error, after: None });
         &rows[answered + 1..]
     }
 
@@ -95,7 +97,7 @@ impl Exec {
         lease: &mut Lease,
         call: &BlockCall<'_>,
         rows: &[(i32, String)],
-        tongue: &Tongue,
+        sink: &OutcomeSink,
     ) -> (usize, Option<Trouble>) {
         let mut input = Vec::with_capacity(rows.iter().map(|(_, text)| text.len() + 1).sum());
         for (_, text) in rows {
@@ -123,7 +125,7 @@ impl Exec {
                 Err(_) => return (at, Some(Trouble::Late(call.timeout))),
             };
             match heard(*line, &bytes) {
-                Ok(outcome) => tongue.row(*line, outcome),
+                Ok(outcome) => sink.row(*line, outcome),
                 Err(trouble) => return (at, Some(trouble)),
             }
             self.tap.saw(|| (text.clone(), String::from_utf8_lossy(&bytes).into_owned()));
@@ -182,8 +184,13 @@ impl Handler for Exec {
         futures::future::ready(Outcome::Failed(refusal)).boxed()
     }
 
-    fn block<'a>(&'a self, call: BlockCall<'a>, rows: &'a [InputRow], tongue: Tongue) -> BoxFuture<'a, ()> {
-        async move { self.run(&call, rows, &tongue).await }.boxed()
+    fn block<'a>(
+        &'a self,
+        call: BlockCall<'a>,
+        rows: &'a [InputRow<'a>],
+        sink: OutcomeSink,
+    ) -> BoxFuture<'a, ()> {
+        async move { self.run(&call, rows, &sink).await }.boxed()
     }
 
     fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {

@@ -14,12 +14,12 @@ pub use rate::{RateError, RateLimit};
 pub use sign::{BadSecret, Signer};
 
 use super::{
-    BlockCall, BuildError, Config, Handler, Intake, Outcome, RowCall, TaskCall, TaskOutcome, Tongue,
+    BlockCall, BuildError, Config, Handler, Intake, Outcome, OutcomeSink, RowCall, TaskCall, TaskOutcome,
     protocol::{self, Leftovers},
     sql::Database,
     tap::Tap,
 };
-use crate::{periodic::describe, store::blocks::InputRow};
+use crate::{periodic::describe, store::pages::InputRow};
 use futures::{FutureExt, future::BoxFuture};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use send::Answer;
@@ -78,14 +78,14 @@ impl Http {
     }
 
     /// One request for `rows`; rows that are too many for one go in halves.
-    async fn ask(&self, call: &BlockCall<'_>, rows: &[InputRow], tongue: &Tongue) {
+    async fn ask(&self, call: &BlockCall<'_>, rows: &[InputRow<'_>], sink: &OutcomeSink) {
         let mut pieces = vec![rows];
         while let Some(piece) = pieces.pop() {
             let halves = piece.split_at_checked(piece.len() / 2).filter(|(one, _)| !one.is_empty());
             let body = match protocol::rows_request(call, piece) {
                 Ok(body) => body,
                 Err(error) => {
-                    tongue.rows(piece, &Outcome::Failed(format!("the row is not JSON: {error}")));
+                    sink.rows(piece, &Outcome::Failed(format!("the row is not JSON: {error}")));
                     continue;
                 }
             };
@@ -95,19 +95,19 @@ impl Http {
                 self.exchange(body, &protocol::request_key(call, piece), call.timeout, call.traceparent).await
             };
             match (answer, halves) {
-                (Answer::Reply(bytes), _) => self.settle(call, piece, &bytes, tongue),
+                (Answer::Reply(bytes), _) => self.settle(call, piece, &bytes, sink),
                 (Answer::TooLarge(_), Some((one, other))) => pieces.extend([other, one]),
                 (Answer::TooLarge(error) | Answer::Refused(error), _) => {
-                    tongue.rows(piece, &Outcome::Failed(error));
+                    sink.rows(piece, &Outcome::Failed(error));
                 }
                 (Answer::Later { error, after }, _) => {
-                    tongue.rows(piece, &Outcome::Retry { error, after });
+                    sink.rows(piece, &Outcome::Retry { error, after });
                 }
             }
         }
     }
 
-    fn settle(&self, call: &BlockCall<'_>, rows: &[InputRow], reply: &[u8], tongue: &Tongue) {
+    fn settle(&self, call: &BlockCall<'_>, rows: &[InputRow<'_>], reply: &[u8], sink: &OutcomeSink) {
         match protocol::read_rows(reply) {
             Ok(reply) => {
                 let (settled, left) = protocol::settle(rows.iter().map(|row| row.line), reply);
@@ -123,11 +123,11 @@ impl Http {
                         "the reply does not answer what was asked"
                     );
                 }
-                settled.into_iter().for_each(|(line, outcome)| tongue.row(line, outcome));
+                settled.into_iter().for_each(|(line, outcome)| sink.row(line, outcome));
             }
             Err(error) => {
                 tracing::warn!(handler = self.name, batch = call.block.batch, "the reply cannot be read");
-                tongue.rows(rows, &Outcome::Retry { error: describe(&error), after: None });
+                sink.rows(rows, &Outcome::Retry { error: describe(&error), after: None });
             }
         }
     }
@@ -143,8 +143,13 @@ impl Handler for Http {
         futures::future::ready(Outcome::Failed(refusal)).boxed()
     }
 
-    fn block<'a>(&'a self, call: BlockCall<'a>, rows: &'a [InputRow], tongue: Tongue) -> BoxFuture<'a, ()> {
-        async move { self.ask(&call, rows, &tongue).await }.boxed()
+    fn block<'a>(
+        &'a self,
+        call: BlockCall<'a>,
+        rows: &'a [InputRow<'a>],
+        sink: OutcomeSink,
+    ) -> BoxFuture<'a, ()> {
+        async move { self.ask(&call, rows, &sink).await }.boxed()
     }
 
     fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {

@@ -8,7 +8,7 @@ mod request;
 mod settle;
 
 pub use reply::{BadReply, RowsReply, read_row, read_rows, read_task};
-pub use request::{request_key, row_line, rows_request, task_request};
+pub use request::{RowLines, request_key, rows_request, task_request};
 pub use settle::{Leftovers, settle};
 
 /// The protocol's name and version, in every request.

@@ -8,15 +8,15 @@ pub use name::{NameError, QualifiedName};
 pub use session::settle;
 
 use super::{
-    BlockCall, Config, Handler, Intake, Outcome, RowCall, Spawn, TaskCall, TaskDone, TaskOutcome, Tongue,
+    BlockCall, Config, Handler, Intake, Outcome, OutcomeSink, RowCall, Spawn, TaskCall, TaskDone, TaskOutcome,
 };
 use crate::{
     backoff,
     store::{
         self, OpenError,
-        blocks::InputRow,
         connect::Target,
         fault::{self, Fault},
+        pages::InputRow,
         tasks::{self, Task, TaskEnd, TaskRef, TaskWrite},
     },
 };
@@ -212,8 +212,13 @@ impl Handler for Sql {
         futures::future::ready(Outcome::Failed(refusal)).boxed()
     }
 
-    fn block<'a>(&'a self, call: BlockCall<'a>, rows: &'a [InputRow], tongue: Tongue) -> BoxFuture<'a, ()> {
-        async move { self.run_block(&call, rows, &tongue).await }.boxed()
+    fn block<'a>(
+        &'a self,
+        call: BlockCall<'a>,
+        rows: &'a [InputRow<'a>],
+        sink: OutcomeSink,
+    ) -> BoxFuture<'a, ()> {
+        async move { self.run_block(&call, rows, &sink).await }.boxed()
     }
 
     fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {

@@ -22,7 +22,11 @@ pub struct BatcherMetrics {
     pub transactions: Counter,
     pub rollbacks: Counter,
     /// What stands for a counter on the batch: one per flush and block, however many rows it counts.
-    pub tallies: Counter,
+    pub outcomes: Counter,
+    /// Blocks that cannot be written now and are tried again beside the flushes.
+    pub aside: Gauge,
+    /// Blocks of which the database knew otherwise than this worker. Always 0, unless there is a bug.
+    pub inconsistent: Counter,
 }
 
 impl Default for BatcherMetrics {
@@ -35,7 +39,9 @@ impl Default for BatcherMetrics {
             channel_fullness: Gauge::default(),
             transactions: Counter::default(),
             rollbacks: Counter::default(),
-            tallies: Counter::default(),
+            outcomes: Counter::default(),
+            aside: Gauge::default(),
+            inconsistent: Counter::default(),
         }
     }
 }
@@ -54,6 +60,16 @@ impl BatcherMetrics {
         registry.register("channel_fullness", "Share of the channel in use", self.channel_fullness.clone());
         registry.register("transactions", "Flushes committed", self.transactions.clone());
         registry.register("rollbacks", "Flushes rolled back", self.rollbacks.clone());
-        registry.register("tallies", "Counts written, one per flush and block", self.tallies.clone());
+        registry.register("outcomes", "Outcomes written, one per flush and block", self.outcomes.clone());
+        registry.register(
+            "aside",
+            "Blocks that cannot be written now and are tried again",
+            self.aside.clone(),
+        );
+        registry.register(
+            "inconsistent",
+            "Blocks given back because the database knew otherwise",
+            self.inconsistent.clone(),
+        );
     }
 }

@@ -1,21 +1,38 @@
 //! Batches: counted, finished, looked at.
 
 use super::moment;
-use crate::json::Json;
+use crate::{json::Json, lines::Lines, periodic::describe};
 use deadpool_postgres::Object;
 use serde::Serialize;
-use tokio_postgres::{Client, Error, GenericClient, Row};
+use tokio_postgres::{Client, Error, GenericClient, Row, types::ToSql};
+use uuid::Uuid;
 
-/// A batch in which nothing can change any more, counted from its results in the same snapshot.
+/// A batch in which nothing can change any more, and which its outcomes and failures account for line by line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {
     pub id: i64,
+    /// Of this batch alone, for ever.
+    pub uid: Uuid,
     pub generation: i32,
     pub rows: i32,
     pub succeeded: i32,
     pub failed: i32,
+    /// The sum of all counts that were ever written: by it a later change is noticed.
+    pub recorded: i64,
     /// Some rows added text to output files.
     pub outputs: bool,
+    pub aborting: bool,
+}
+
+/// A batch that has nothing left to run and whose lines do not add up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unbalanced {
+    pub id: i64,
+    /// Lines of which nothing is recorded: the sweep lets them run again.
+    pub missing: Lines,
+    /// Lines that are recorded more than once, or that the batch does not have. Never, unless by hand.
+    pub doubled: i64,
+    pub outside: i64,
 }
 
 /// What one look at a scope found.
@@ -23,51 +40,93 @@ pub struct Closed {
 pub enum Look {
     /// Over, and not finished yet.
     Closed(Closed),
+    Unbalanced(Unbalanced),
     /// A task with children: the completing transaction does its own counting.
-    Parent,
-    /// Still going on, or finished already.
-    Nothing,
+    Parent(i64),
 }
 
-/// Whether a scope is over. One statement, one snapshot: a batch that is closed in it stays closed, and its count
-/// right, unless its generation or its number of rows changes.
+impl Look {
+    pub fn id(&self) -> i64 {
+        match self {
+            Self::Closed(closed) => closed.id,
+            Self::Unbalanced(found) => found.id,
+            Self::Parent(id) => *id,
+        }
+    }
+}
+
+const LOOK: &str = "SELECT b.id, b.uid, b.generation, b.rows, b.aborting, a.succeeded, a.failed, a.doubled, a.outside, a.missing,
+           a.recorded,
+           EXISTS (SELECT FROM musterd.outcomes o WHERE o.batch_id = b.id AND o.outputs IS NOT NULL) AS outputs, false AS parent
+      FROM musterd.batches_over b CROSS JOIN LATERAL musterd.audit(b.id) a
+     WHERE b.id = ANY ($1)
+    UNION ALL
+    SELECT t.id, NULL, 0, 0, false, 0, 0, 0, 0, '{}', 0, false, true
+      FROM musterd.tasks t
+     WHERE t.id = ANY ($1) AND t.state = 'waiting'";
+
+/// Which of these scopes are over, each batch audited line by line. One statement, one snapshot: a batch that is closed
+/// in it stays closed, and its counts right, unless its generation or its number of rows changes.
 ///
-/// The range of lines holds for every result. It is there for the planner: with it a count goes through the keys, and
-/// the ten results of one batch are not looked for among all results of all batches, with all their text.
-pub async fn look(client: &impl GenericClient, id: i64) -> Result<Look, Error> {
-    const SQL: &str = "WITH b AS MATERIALIZED (
-            SELECT b.id, b.generation, b.rows
-              FROM musterd.batches b
-             WHERE b.id = $1 AND b.summarized_at IS NULL
-               AND (b.aborting OR (b.open AND b.next_line > b.rows))
-               AND NOT EXISTS (SELECT FROM musterd.blocks k
-                                WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting)))
-        SELECT b.id, b.generation, b.rows, s.succeeded, f.failed,
-               EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id BETWEEN b.id AND b.id AND y.outputs) AS outputs,
-               false AS parent
-          FROM b
-         CROSS JOIN LATERAL (
-               SELECT pg_catalog.count(*)::int AS failed
-                 FROM musterd.results r
-                WHERE r.batch_id = b.id AND r.line BETWEEN 1 AND b.rows AND r.state = 'failed') f
-         CROSS JOIN LATERAL (
-               SELECT pg_catalog.count(*)::int - f.failed AS succeeded
-                 FROM musterd.results r WHERE r.batch_id = b.id AND r.line BETWEEN 1 AND b.rows) s
-        UNION ALL
-        SELECT t.id, 0, 0, 0, 0, false, true
-          FROM musterd.tasks t
-         WHERE t.id = $1 AND t.state = 'waiting'";
-    Ok(match client.query_opt(SQL, &[&id]).await? {
-        None => Look::Nothing,
-        Some(row) if row.get("parent") => Look::Parent,
-        Some(row) => Look::Closed(Closed {
-            id: row.get("id"),
-            generation: row.get("generation"),
-            rows: row.get("rows"),
-            succeeded: row.get("succeeded"),
-            failed: row.get("failed"),
-            outputs: row.get("outputs"),
-        }),
+/// For a caller that has set its own limit; [`look`] has none.
+pub async fn look_within(client: &impl GenericClient, ids: &[i64]) -> Result<Vec<Look>, Error> {
+    Ok(client.query(LOOK, &[&ids]).await?.iter().map(read_look).collect())
+}
+
+/// The same in a transaction of its own, however long the audit of a large batch takes.
+pub async fn look(client: &Object, ids: &[i64]) -> Result<Vec<Look>, Error> {
+    let statement = client.prepare_cached(LOOK).await?;
+    Ok(query_patiently(client, &statement, &[&ids], Mode::ReadOnly).await?.iter().map(read_look).collect())
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// A statement without a limit of time, in a transaction of its own and one round trip.
+async fn query_patiently(
+    client: &Object,
+    statement: &tokio_postgres::Statement,
+    params: &[&(dyn ToSql + Sync)],
+    mode: Mode,
+) -> Result<Vec<Row>, Error> {
+    let begin = match mode {
+        Mode::ReadOnly => "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL statement_timeout = 0",
+        Mode::ReadWrite => "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0",
+    };
+    let (begun, found, ended) = tokio::join!(
+        biased;
+        client.batch_execute(begin),
+        client.query(statement, params),
+        client.batch_execute("COMMIT"),
+    );
+    begun?;
+    let found = found?;
+    ended?;
+    Ok(found)
+}
+
+fn read_look(row: &Row) -> Look {
+    if row.get("parent") {
+        return Look::Parent(row.get("id"));
+    }
+    let (doubled, outside): (i64, i64) = (row.get("doubled"), row.get("outside"));
+    let (aborting, missing): (bool, Lines) = (row.get("aborting"), row.get("missing"));
+    if doubled > 0 || outside > 0 || (!aborting && !missing.is_empty()) {
+        return Look::Unbalanced(Unbalanced { id: row.get("id"), missing, doubled, outside });
+    }
+    Look::Closed(Closed {
+        id: row.get("id"),
+        uid: row.get("uid"),
+        generation: row.get("generation"),
+        rows: row.get("rows"),
+        succeeded: row.get("succeeded"),
+        failed: row.get("failed"),
+        recorded: row.get("recorded"),
+        outputs: row.get("outputs"),
+        aborting,
     })
 }
 
@@ -76,7 +135,7 @@ pub async fn look(client: &impl GenericClient, id: i64) -> Result<Look, Error> {
 pub enum Completion {
     /// This call finished the scope.
     Completed,
-    /// Another worker holds the scope's lock: it may be looking at an older state. Try again.
+    /// Another transaction holds the scope's lock: it may be looking at an older state. Try again.
     Locked,
     /// The count was of another state of the batch. Count again.
     Stale,
@@ -87,73 +146,114 @@ pub enum Completion {
     Missing,
     /// Over, but its files have to be uploaded first.
     NeedsUpload,
+    /// Its lines do not add up; it stays open.
+    Unbalanced,
 }
 
-/// Finishes a scope, exactly once, in a transaction of its own.
+/// A scope to be finished.
+#[derive(Clone, Copy, Debug)]
+pub struct ScopeEnd<'a> {
+    pub id: i64,
+    /// Of a batch: what was counted.
+    pub closed: Option<&'a Closed>,
+    pub outputs: Option<&'a Json>,
+}
+
+/// Whether to do without the advisory lock, which any session may hold for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advisory {
+    Ask,
+    Skip,
+}
+
+/// Finishes scopes, each exactly once, in one transaction. Those that are locked by other transactions are passed by.
 pub async fn complete(
     client: &mut Object,
-    id: i64,
-    closed: Option<&Closed>,
-    outputs: Option<&Json>,
-) -> Result<Completion, Error> {
-    const SQL: &str = "SELECT musterd.complete_scope($1, $2, $3, $4, $5, $6)";
+    ends: &[ScopeEnd<'_>],
+    advisory: Advisory,
+) -> Result<Vec<(i64, Completion)>, Error> {
+    const SQL: &str = "SELECT c.scope_id, c.answer
+          FROM musterd.complete_scopes((
+                   SELECT pg_catalog.array_agg(u::musterd.scope_end ORDER BY u.id)
+                     FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::int[]), pg_catalog.unnest($3::int[]),
+                                     pg_catalog.unnest($4::int[]), pg_catalog.unnest($5::int[]), pg_catalog.unnest($6::bigint[]),
+                                     pg_catalog.unnest($7::jsonb[]))
+                          AS u (id, generation, rows, succeeded, failed, recorded, outputs)), $8, false) c";
+    fn column<'a, T>(ends: &[ScopeEnd<'a>], of: impl Fn(&'a Closed) -> T) -> Vec<Option<T>> {
+        ends.iter().map(|end| end.closed.map(&of)).collect()
+    }
+    let ids: Vec<i64> = ends.iter().map(|end| end.id).collect();
+    let (generations, rows) = (column(ends, |c| c.generation), column(ends, |c| c.rows));
+    let (succeeded, failed) = (column(ends, |c| c.succeeded), column(ends, |c| c.failed));
+    let recorded = column(ends, |c| c.recorded);
+    let outputs: Vec<Option<&Json>> = ends.iter().map(|end| end.outputs).collect();
     let statement = client.prepare_cached(SQL).await?;
     let transaction = client
         .build_transaction()
         .isolation_level(tokio_postgres::IsolationLevel::ReadCommitted)
         .start()
         .await?;
-    let (generation, rows) = (closed.map(|c| c.generation), closed.map(|c| c.rows));
-    let (succeeded, failed) = (closed.map(|c| c.succeeded), closed.map(|c| c.failed));
-    let row =
-        transaction.query_one(&statement, &[&id, &generation, &rows, &succeeded, &failed, &outputs]).await?;
-    let answer = match row.get::<_, &str>(0) {
+    let answered = transaction
+        .query(
+            &statement,
+            &[
+                &ids,
+                &generations,
+                &rows,
+                &succeeded,
+                &failed,
+                &recorded,
+                &outputs,
+                &(advisory == Advisory::Skip),
+            ],
+        )
+        .await?;
+    let answers: Vec<(i64, Completion)> =
+        answered.iter().map(|row| (row.get(0), completion(row.get(1)))).collect();
+    // Open, too: a parent that is not over may have aborted its children.
+    match answers.iter().any(|(_, answer)| matches!(answer, Completion::Completed | Completion::Open)) {
+        true => transaction.commit().await?,
+        // Nothing was changed: no empty transaction is committed.
+        false => transaction.rollback().await?,
+    }
+    Ok(answers)
+}
+
+fn completion(answer: &str) -> Completion {
+    match answer {
         "completed" => Completion::Completed,
         "locked" => Completion::Locked,
         "stale" => Completion::Stale,
         "open" => Completion::Open,
         "ended" => Completion::Ended,
         _ => Completion::Missing,
-    };
-    match answer {
-        // Open, too: a parent that is not over may have aborted its children.
-        Completion::Completed | Completion::Open => transaction.commit().await?,
-        // Nothing was changed: no empty transaction is committed.
-        _ => transaction.rollback().await?,
     }
-    Ok(answer)
 }
 
-/// Of these scopes, those that are over and not finished, and those that have used up their budget of failures.
-pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Vec<OverBudget>), Error> {
-    const SQL: &str = "SELECT b.id, NULL::text AS budget,
-               EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id BETWEEN b.id AND b.id AND y.outputs) AS outputs
-          FROM musterd.batches b
-         WHERE b.id = ANY ($1) AND b.summarized_at IS NULL AND (b.aborting OR (b.open AND b.next_line > b.rows))
-           AND NOT EXISTS (SELECT FROM musterd.blocks k
-                            WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting))
+/// Of these scopes, those that are over and not finished, and those that may have used up their budget of failures.
+pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Vec<i64>), Error> {
+    const SQL: &str = "SELECT b.id, false AS budget,
+               EXISTS (SELECT FROM musterd.outcomes o WHERE o.batch_id BETWEEN b.id AND b.id AND o.outputs IS NOT NULL) AS outputs
+          FROM musterd.batches_over b
+         WHERE b.id = ANY ($1)
         UNION ALL
-        SELECT p.id, NULL, false FROM musterd.tasks p
+        SELECT p.id, false, false FROM musterd.tasks p
          WHERE p.id = ANY ($1) AND p.state = 'waiting'
            AND (p.aborting OR p.on_child_failure = 'abort_siblings'
-                OR NOT EXISTS (SELECT FROM musterd.tasks c
-                                WHERE c.parent_id = p.id AND c.state IN ('held', 'scheduled', 'queued', 'running', 'waiting')))
+                OR EXISTS (SELECT FROM musterd.parents_over o WHERE o.id = p.id))
         UNION ALL
-        SELECT b.id, b.on_budget, false
+        SELECT b.id, true, false
           FROM musterd.batches b
          WHERE b.id = ANY ($1) AND b.open AND b.on_budget IS NOT NULL
-           -- With nothing left to stop it is over.
-           AND (b.next_line <= b.rows OR EXISTS (SELECT FROM musterd.blocks k WHERE k.batch_id = b.id))
-           AND (SELECT COALESCE(pg_catalog.sum(t.failed), 0) FROM musterd.tallies t WHERE t.batch_id = b.id)
-               > COALESCE(pg_catalog.floor(b.rows * b.max_failed_percent::numeric / 100), b.max_failed)";
+           AND musterd.failed_now(b) > GREATEST(musterd.allowed_failures(b.rows, b.max_failed, b.max_failed_percent), b.forgiven)";
     let statement = client.prepare_cached(SQL).await?;
     let (mut over, mut spent) = (Vec::new(), Vec::new());
     for row in client.query(&statement, &[&ids]).await? {
         let id: i64 = row.get(0);
-        match row.get::<_, Option<&str>>(1) {
-            None => over.push(Over { id, outputs: row.get(2) }),
-            Some("abort") => spent.push(OverBudget { id, action: BudgetAction::Abort }),
-            Some(_) => spent.push(OverBudget { id, action: BudgetAction::Hold }),
+        if row.get(1) {
+            spent.push(id);
+        } else {
+            over.push(Over { id, outputs: row.get(2) });
         }
     }
     Ok((over, spent))
@@ -167,42 +267,36 @@ pub struct Over {
     pub outputs: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverBudget {
-    pub id: i64,
-    pub action: BudgetAction,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BudgetAction {
-    Hold,
-    Abort,
-}
-
-/// Does to a batch what it asked for once too many of its rows had failed.
-pub async fn apply_budget(client: &Object, over: OverBudget) -> Result<(), Error> {
-    let sql = match over.action {
-        BudgetAction::Hold => "SELECT musterd.hold($1)",
-        BudgetAction::Abort => "SELECT musterd.abort($1)",
-    };
-    client.query(sql, &[&over.id]).await.map(|_| ())
-}
-
 /// Every scope that is over and was not finished: what the sweep is for.
 pub async fn unfinished(client: &Object) -> Result<Vec<i64>, Error> {
-    const SQL: &str = "SELECT b.id
-          FROM musterd.batches b
-         WHERE b.summarized_at IS NULL AND (b.aborting OR (b.open AND b.next_line > b.rows))
-           AND NOT EXISTS (SELECT FROM musterd.blocks k
-                            WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting))
-        UNION ALL
-        SELECT p.id
-          FROM musterd.tasks p
-         WHERE p.state = 'waiting'
-           AND NOT EXISTS (SELECT FROM musterd.tasks c
-                            WHERE c.parent_id = p.id AND c.state NOT IN ('succeeded', 'failed', 'aborted'))";
+    const SQL: &str =
+        "SELECT b.id FROM musterd.batches_over b UNION ALL SELECT p.id FROM musterd.parents_over p";
     let rows = client.query(SQL, &[]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// Lets lines run again of which nothing is recorded, in batches that have nothing left to run: by batch, how many.
+pub async fn heal(client: &Object) -> Result<Vec<(i64, i32)>, Error> {
+    const BROKEN: &str = "SELECT b.id FROM musterd.batches_over b CROSS JOIN LATERAL musterd.audit(b.id) a
+         WHERE NOT b.aborting AND NOT pg_catalog.isempty(a.missing)";
+    const HEAL: &str = "SELECT musterd.heal_batch($1)";
+    let statement = client.prepare_cached(BROKEN).await?;
+    let broken = query_patiently(client, &statement, &[], Mode::ReadOnly).await?;
+    let heal = client.prepare_cached(HEAL).await?;
+    let mut healed = Vec::new();
+    for row in broken {
+        let id: i64 = row.get(0);
+        match query_patiently(client, &heal, &[&id], Mode::ReadWrite).await {
+            Ok(rows) => healed.extend(rows.first().map(|row| (id, row.get(0)))),
+            // The next sweep tries it again; the others are healed now.
+            Err(error) => {
+                tracing::warn!(batch = id, error = describe(&error), "a batch could not be healed");
+                client.batch_execute("ROLLBACK").await?;
+            }
+        }
+    }
+    healed.retain(|(_, lines)| *lines > 0);
+    Ok(healed)
 }
 
 /// A batch as people see it.
@@ -263,7 +357,7 @@ impl Progress {
     }
 }
 
-/// State and counts, from tallies while the batch runs: the cost does not depend on its rows.
+/// State and counts, from outcomes while the batch runs: the cost does not depend on its rows.
 pub async fn progress(client: &impl GenericClient, id: i64) -> Result<Option<Progress>, Error> {
     const SQL: &str =
         "SELECT id, state::text, command, queue, priority, rows, queued, running, succeeded, failed, aborted,
@@ -272,10 +366,12 @@ pub async fn progress(client: &impl GenericClient, id: i64) -> Result<Option<Pro
     Ok(client.query_opt(SQL, &[&id]).await?.map(|row| Progress::read(&row)))
 }
 
-/// The parent of a task that has one.
-pub async fn parent_of(client: &Object, id: i64) -> Result<Option<i64>, Error> {
-    let row = client.query_opt("SELECT parent_id FROM musterd.tasks WHERE id = $1", &[&id]).await?;
-    Ok(row.and_then(|row| row.get(0)))
+/// The parents of tasks that have one.
+pub async fn parents_of(client: &Object, ids: &[i64]) -> Result<Vec<i64>, Error> {
+    const SQL: &str =
+        "SELECT DISTINCT t.parent_id FROM musterd.tasks t WHERE t.id = ANY ($1) AND t.parent_id IS NOT NULL";
+    let statement = client.prepare_cached(SQL).await?;
+    Ok(client.query(&statement, &[&ids]).await?.iter().map(|row| row.get(0)).collect())
 }
 
 /// Batches and tasks of `ids` that were aborted: for a worker that may have missed the notification.

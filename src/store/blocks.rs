@@ -1,13 +1,15 @@
-//! Blocks: claimed here, read here. They are the only queue of rows.
+//! Blocks: claimed here. They are the only queue of rows.
 
 use super::{
     query::{QueryError, failed},
     tasks::Scope,
 };
-use crate::json::Json;
+use crate::lines::Lines;
 use deadpool_postgres::Object;
-use futures::{StreamExt, pin_mut};
-use std::sync::LazyLock;
+use std::sync::{
+    Arc, LazyLock,
+    atomic::{AtomicI32, Ordering},
+};
 use tokio_postgres::{Row, error::SqlState};
 use uuid::Uuid;
 
@@ -20,19 +22,30 @@ pub struct BlockRef {
     pub batch: i64,
 }
 
+/// Numbers the writes of one token. One number stands for one content for ever: after a lost reply it tells whether that
+/// very write was applied.
+#[derive(Clone, Debug, Default)]
+pub struct Parts(Arc<AtomicI32>);
+
+impl Parts {
+    pub fn next(&self) -> i32 {
+        self.0.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
 /// A block this worker holds.
 #[derive(Clone, Debug)]
 pub struct Block {
     pub reference: BlockRef,
-    pub first: i32,
-    pub last: i32,
-    /// `None`: every open line of the range.
-    pub lines: Option<Vec<i32>>,
+    pub parts: Parts,
+    /// Of its batch alone, for ever: ids of batches may be handed out again.
+    pub uid: Uuid,
+    /// The lines that were open when it was claimed.
+    pub lines: Lines,
+    pub generation: i32,
     pub command: String,
-    /// The try that begins with this claim, from 1.
+    /// The attempt that begins with this claim, from 1.
     pub attempt: i32,
-    /// Never claimed before: none of its lines can have a result.
-    pub fresh: bool,
     /// A line that some process died with: it runs with nothing beside it.
     pub solo: bool,
     /// Seconds from the submit of the batch, or from being due, to this claim. `None`: there was work before it.
@@ -168,7 +181,7 @@ async fn carve_with(client: &Object, wanted: &Wanted<'_>, sql: &str) -> Result<V
         )
         .await
         .map_err(failed("carve blocks"))?;
-    Ok(rows.iter().map(|row| Block::read(row, true)).collect())
+    Ok(rows.iter().map(Block::read).collect())
 }
 
 /// Takes free blocks that are due.
@@ -194,7 +207,7 @@ pub async fn take(
         )
         .await
         .map_err(failed("take free blocks"))?;
-    Ok(rows.iter().map(|row| Block::read(row, false)).collect())
+    Ok(rows.iter().map(Block::read).collect())
 }
 
 /// Takes a block that is to run alone, if there is one and this worker has none yet.
@@ -206,10 +219,10 @@ pub async fn take_solo(client: &Object, wanted: &Wanted<'_>) -> Result<Option<Bl
         .query_opt(&statement, &[&wanted.queue, &wanted.worker, token, &wanted.commands, &wanted.durable])
         .await
         .map_err(failed("take a solitary block"))?;
-    Ok(row.map(|row| Block::read(&row, false)))
+    Ok(row.as_ref().map(Block::read))
 }
 
-/// From now on a death of this process is the block's doing. False: somebody else has it.
+/// From now on a death of this process is the block's doing. False: another worker has it.
 pub async fn mark_alone_if_held(client: &Object, block: BlockRef) -> Result<bool, QueryError> {
     const SQL: &str =
         "UPDATE musterd.blocks SET alone_at = pg_catalog.clock_timestamp() WHERE id = $1 AND token = $2";
@@ -220,137 +233,28 @@ pub async fn mark_alone_if_held(client: &Object, block: BlockRef) -> Result<bool
 
 /// The blocks that hold these tokens.
 pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Block>, QueryError> {
-    const SQL: &str = "SELECT id, token, batch_id, first_line, last_line, lines, command, attempt, solo, NULL::float8 AS waited
-                         FROM musterd.blocks WHERE worker IS NOT NULL AND token = ANY ($1)";
+    const SQL: &str =
+        "SELECT k.id, k.token, k.batch_id, b.uid, k.lines, k.generation, k.command, k.attempt, k.solo,
+               NULL::float8 AS waited
+          FROM musterd.blocks k JOIN musterd.batches b ON b.id = k.batch_id
+         WHERE k.worker IS NOT NULL AND k.token = ANY ($1)";
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare finding blocks"))?;
     let rows = client.query(&statement, &[&tokens]).await.map_err(failed("find blocks by token"))?;
-    Ok(rows.iter().map(|row| Block::read(row, false)).collect())
+    Ok(rows.iter().map(Block::read).collect())
 }
 
 impl Block {
-    fn read(row: &Row, fresh: bool) -> Self {
+    fn read(row: &Row) -> Self {
         Self {
             reference: BlockRef { id: row.get("id"), token: row.get("token"), batch: row.get("batch_id") },
-            first: row.get("first_line"),
-            last: row.get("last_line"),
+            parts: Parts::default(),
+            uid: row.get("uid"),
             lines: row.get("lines"),
+            generation: row.get("generation"),
             command: row.get("command"),
             attempt: row.get("attempt"),
-            fresh,
             solo: row.get("solo"),
             waited: row.get("waited"),
         }
     }
-
-    /// How many lines it covers, finished ones included.
-    pub fn len(&self) -> usize {
-        match &self.lines {
-            Some(lines) => lines.len(),
-            None => (self.last - self.first + 1).max(0) as usize,
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Its lines from `from` on; those that have a result already are among them.
-    pub fn open_lines(&self, from: i32) -> Vec<i32> {
-        match &self.lines {
-            Some(lines) => lines.iter().copied().filter(|line| *line >= from).collect(),
-            None => (from..=self.last).collect(),
-        }
-    }
-}
-
-/// One row to run.
-#[derive(Debug)]
-pub struct InputRow {
-    pub line: i32,
-    pub input: Json,
-}
-
-/// Rows of a block from `from` on: as many as fit in `bytes`, at most `limit`, at least one if there is one.
-///
-/// A fresh block's lines cannot have results; of any other, those with a result are left out.
-pub async fn read_rows(
-    client: &Object,
-    block: &Block,
-    from: i32,
-    limit: usize,
-    bytes: usize,
-) -> Result<Vec<InputRow>, QueryError> {
-    const FRESH: &str = include_str!("sql/read.sql");
-    const OPEN: &str = "SELECT i.line, i.input FROM musterd.rows i
-         WHERE i.batch_id = $1 AND i.line BETWEEN $2 AND $3 AND ($5::int[] IS NULL OR i.line = ANY ($5))
-           AND NOT EXISTS (SELECT FROM musterd.results r WHERE r.batch_id = i.batch_id AND r.line = i.line)
-         ORDER BY i.line LIMIT $4";
-    let sql = if block.fresh { FRESH } else { OPEN };
-    let statement = client.prepare_cached(sql).await.map_err(failed("prepare reading rows"))?;
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let (batch, last) = (block.reference.batch, block.last);
-    let mut params: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> = vec![&batch, &from, &last, &limit];
-    if !block.fresh {
-        params.push(&block.lines);
-    }
-    let found = client.query_raw(&statement, params).await.map_err(failed("read rows"))?;
-    pin_mut!(found);
-    let (mut rows, mut size) = (Vec::new(), 0);
-    while let Some(row) = found.next().await {
-        let row = row.map_err(failed("read rows"))?;
-        let input: Json = row.get(1);
-        size += input.len();
-        rows.push(InputRow { line: row.get(0), input });
-        if size >= bytes {
-            break;
-        }
-    }
-    Ok(rows)
-}
-
-/// What all blocks of a batch share, read once per batch and worker.
-#[derive(Debug)]
-pub struct BatchFacts {
-    pub context: Json,
-    pub max_attempts: Option<i32>,
-    pub row_timeout: Option<std::time::Duration>,
-    pub traceparent: Option<String>,
-    /// Only of a batch that is to stop when it is spent.
-    pub budget: Option<Budget>,
-}
-
-/// How many rows may fail, as of when it was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
-    pub allowed: i64,
-    pub failed: i64,
-}
-
-/// `None` when the batch does not exist any more.
-pub async fn facts(client: &Object, batch: i64) -> Result<Option<BatchFacts>, QueryError> {
-    const SQL: &str = "SELECT t.payload, b.max_attempts,
-               (EXTRACT(EPOCH FROM b.row_timeout) * 1000)::bigint, t.traceparent, b.on_budget IS NOT NULL,
-               COALESCE(pg_catalog.floor(b.rows * b.max_failed_percent::numeric / 100), b.max_failed)::bigint,
-               (SELECT COALESCE(pg_catalog.sum(y.failed), 0)::bigint FROM musterd.tallies y
-                 WHERE y.batch_id = b.id AND b.on_budget IS NOT NULL)
-          FROM musterd.batches b JOIN musterd.tasks t ON t.id = b.id WHERE b.id = $1";
-    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare reading a batch"))?;
-    let row = client.query_opt(&statement, &[&batch]).await.map_err(failed("read a batch"))?;
-    Ok(row.map(|row| BatchFacts {
-        context: row.get(0),
-        max_attempts: row.get(1),
-        row_timeout: row
-            .get::<_, Option<i64>>(2)
-            .map(|ms| std::time::Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))),
-        traceparent: row.get(3),
-        budget: row.get::<_, bool>(4).then(|| Budget { allowed: row.get(5), failed: row.get(6) }),
-    }))
-}
-
-/// Whether a batch still gives out rows: it is neither held nor aborted nor over.
-pub async fn is_open(client: &Object, batch: i64) -> Result<bool, QueryError> {
-    const SQL: &str = "SELECT EXISTS (SELECT FROM musterd.batches b WHERE b.id = $1 AND b.open)";
-    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare looking at a batch"))?;
-    let row = client.query_one(&statement, &[&batch]).await.map_err(failed("look at a batch"))?;
-    Ok(row.get(0))
 }

@@ -26,7 +26,7 @@ use tracing::debug;
 
 pub use error::{Cause, ConnectError};
 pub use parse_error::ParseError;
-pub use session::SessionSettings;
+pub use session::{Plans, SessionSettings};
 pub use target::Target;
 pub use tls::{SslMode, TlsError};
 use wire::{Asked, MakeWire, Purpose};

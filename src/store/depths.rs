@@ -22,7 +22,7 @@ pub async fn of(client: &Object, queues: &[String]) -> Result<Vec<Depth>, Error>
     Ok(rows.iter().map(depth).collect())
 }
 
-/// Who holds the xmin horizon of this database, and for how long; `None` when nobody does.
+/// Which session holds the xmin horizon of this database, and for how long; `None` when none does.
 pub async fn horizon(client: &Object) -> Result<Option<HorizonAge>, Error> {
     const SQL: &str = "SELECT a.pid, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - a.xact_start)::float8 AS seconds
           FROM pg_catalog.pg_stat_activity a

@@ -1,307 +1,330 @@
-//! One flush: outcomes, tallies and closed blocks in one transaction, guarded by the token of every block.
+//! One flush: outcomes, failures and closed blocks in one transaction, guarded by the token of every block.
+//!
+//! All statements have the same guard: the block is held with this token, and every line that is said to be done is still
+//! open. A block that fails it is refused whole and not answered.
+
+mod outcomes;
+
+pub use outcomes::{Append, Failure, Outcomes};
 
 use super::blocks::BlockRef;
-use crate::{failpoint, json::Json};
+use crate::{failpoint, lines::Lines};
 use deadpool_postgres::{Object, Transaction};
-use std::{collections::HashMap, time::Duration};
-use tokio_postgres::{Error, Row};
+use std::time::Duration;
+use tokio_postgres::{Error, Row, types::ToSql};
 use uuid::Uuid;
 
-/// The outcome of one row, as it will be stored.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RowWrite {
-    pub line: i32,
-    pub attempt: i32,
-    pub verdict: Verdict,
-    /// Text for output files, as a JSON object by file name.
-    pub outputs: Option<Json>,
-    /// Rows to add to its batch. A line that has a result already adds none.
-    pub append: Vec<Json>,
-}
-
-impl RowWrite {
-    /// The bytes its payload takes.
-    pub fn bytes(&self) -> usize {
-        let verdict = match &self.verdict {
-            Verdict::Succeeded(result) => result.as_ref().map_or(0, Json::len),
-            Verdict::Failed(error) => error.len(),
-        };
-        let append: usize = self.append.iter().map(Json::len).sum();
-        verdict + self.outputs.as_ref().map_or(0, Json::len) + append
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum Verdict {
-    Succeeded(Option<Json>),
-    Failed(String),
-}
-
-/// The end of a block: which of its lines come back.
+/// The end of a block: which of its lines are tried again. All others that are not done come back by themselves.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Close {
-    pub retry: Vec<i32>,
+    pub retry: Lines,
     pub retry_after: Duration,
     /// What one of the rows to be tried again failed with.
     pub error: Option<String>,
-    /// Not started: no attempt is charged.
-    pub give_back: Vec<i32>,
+    /// When the lines that were not started are due again.
+    pub rest_after: Duration,
 }
 
 /// What one flush writes for one block.
 #[derive(Clone, Debug)]
 pub struct BlockWrite {
     pub block: BlockRef,
-    pub rows: Vec<RowWrite>,
+    /// Stands for this content and no other.
+    pub part: i32,
+    pub outcomes: Outcomes,
     pub close: Option<Close>,
 }
 
-/// What really changed for one block.
+/// Whether what was written is to stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// The block was held; so many outcomes were new.
-    Held { succeeded: u64, failed: u64 },
-    /// Somebody else has it now: nothing was written.
-    NotHeld,
+pub enum Purpose {
+    Write,
+    /// Rolled back: only to see whether the database would take it.
+    Rehearse,
 }
 
-impl Written {
-    /// How many outcomes were new.
-    pub fn rows(self) -> u64 {
+/// How long a flush waits for a lock. Held blocks are locked by others for a moment only; a batch that rows are appended to may
+/// be locked by a producer for as long as it likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    Group,
+    Alone,
+}
+
+impl Patience {
+    fn begin(self) -> &'static str {
         match self {
-            Self::Held { succeeded, failed } => succeeded + failed,
-            Self::NotHeld => 0,
+            Self::Group => "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'",
+            Self::Alone => "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '200ms'",
         }
     }
 }
 
 const LOCK: &str = include_str!("sql/lock.sql");
-const RESULTS: &str = include_str!("sql/results.sql");
+const OUTCOMES: &str = include_str!("sql/outcomes.sql");
+const FAILURES: &str = include_str!("sql/failures.sql");
+const FREE_REST: &str = include_str!("sql/free_rest.sql");
 const CLOSE: &str = include_str!("sql/close.sql");
+const SHRINK: &str = include_str!("sql/shrink.sql");
 /// Only when rows are appended: a batch is locked before its blocks, or not at all.
 const LOCK_BATCHES: &str =
     "SELECT b.id FROM musterd.batches b WHERE b.id = ANY ($1) ORDER BY b.id FOR NO KEY UPDATE";
 const APPEND: &str = include_str!("sql/append.sql");
 
-/// Writes `blocks`, all or nothing. The answer says block by block whether it was still held.
-pub async fn write_if_held(client: &Object, blocks: &[BlockWrite]) -> Result<Vec<Written>, Error> {
-    let (lock, results, close) = tokio::try_join!(
-        client.prepare_cached(LOCK),
-        client.prepare_cached(RESULTS),
-        client.prepare_cached(CLOSE),
-    )?;
-    let (ids, tokens): (Vec<i64>, Vec<Uuid>) = blocks.iter().map(|b| (b.block.id, b.block.token)).unzip();
-    let rows = RowColumns::of(blocks);
-    let ends = CloseColumns::of(blocks);
-    let more = AppendColumns::of(blocks);
-    let growth = match more.is_empty() {
-        true => None,
-        false => Some(tokio::try_join!(client.prepare_cached(LOCK_BATCHES), client.prepare_cached(APPEND))?),
-    };
-
+/// Writes `blocks`, all or nothing. Answers block by block whether it was written; a block that was not is another
+/// worker's now, or was written before by a flush whose reply was lost.
+pub async fn write_if_held(
+    client: &Object,
+    blocks: &mut [BlockWrite],
+    purpose: Purpose,
+    patience: Patience,
+) -> Result<Vec<bool>, Error> {
+    let count = blocks.len();
+    let columns = Columns::of(blocks);
     // Sent in one go and answered in order: a round trip for the transaction, not for each statement. A statement
-    // that fails makes the server refuse those behind it, and the COMMIT a rollback.
+    // that fails makes the server refuse those behind it, and the COMMIT a rollback. Each is sent only when it has
+    // something to do.
     failpoint!("flush.begin");
-    let begin = client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED");
-    let lock_params: Params<'_, 2> = [&ids, &tokens];
-    let row_params = rows.params(&ids, &tokens);
-    let close_params: Params<'_, 7> =
-        [&ends.id, &ends.token, &ends.wait, &ends.slot, &ends.retry, &ends.line, &ends.error];
-    let close = async {
-        match ends.id.is_empty() {
-            true => Ok(0),
-            false => client.execute(&close, &close_params).await,
-        }
+    let begin = client.batch_execute(patience.begin());
+    let end = client.batch_execute(match purpose {
+        Purpose::Write => "COMMIT",
+        Purpose::Rehearse => "ROLLBACK",
+    });
+    let statement = |sql: &'static str, needed: bool| async move {
+        if needed { client.prepare_cached(sql).await.map(Some) } else { Ok(None) }
     };
-    let lock_batches = async {
-        match &growth {
-            None => Ok(0),
-            Some((lock, _)) => client.execute(lock, &[&more.batches]).await,
-        }
-    };
-    let append_params: Params<'_, 6> = [&ids, &tokens, &more.slot, &more.line, &more.place, &more.input];
-    let append = async {
-        match &growth {
-            None => Ok(0),
-            Some((_, append)) => client.execute(append, &append_params).await,
-        }
-    };
-    let (begun, batches_locked, locked, appended, stored, closed, committed) = tokio::join!(
+    let (appends, fails) = (!columns.append_input.is_empty(), !columns.failure_line.is_empty());
+    let (closes, goes_on) = (!columns.closing.id.is_empty(), !columns.going_on.id.is_empty());
+    let (lock_batches, append, lock, outcomes, failures, free_rest, close, shrink) = tokio::try_join!(
+        statement(LOCK_BATCHES, appends),
+        statement(APPEND, appends),
+        statement(LOCK, true),
+        statement(OUTCOMES, true),
+        statement(FAILURES, fails),
+        statement(FREE_REST, closes),
+        statement(CLOSE, closes),
+        statement(SHRINK, goes_on),
+    )?;
+    let (begun, batches_locked, locked, appended, stored, failed, freed, closed, shrunk, ended) = tokio::join!(
         biased;
         begin,
-        lock_batches,
-        client.query(&lock, &lock_params),
-        append,
-        client.query(&results, &row_params),
-        close,
-        client.batch_execute("COMMIT"),
+        run(client, lock_batches, vec![&columns.batches]),
+        run(client, lock, vec![&columns.id, &columns.token]),
+        run(client, append, columns.append_params()),
+        run(client, outcomes, columns.outcome_params()),
+        run(client, failures, columns.failure_params()),
+        run(client, free_rest, columns.closing.rest_params()),
+        run(client, close, columns.closing.params()),
+        run(client, shrink, columns.going_on.params()),
+        end,
     );
     begun?;
-    batches_locked?;
-    locked?;
-    appended?;
-    let stored = stored?;
-    closed?;
-    committed?;
+    for answer in [batches_locked, locked, appended, stored, failed, freed] {
+        answer?;
+    }
+    let (closed, shrunk) = (closed?, shrunk?);
+    ended?;
     failpoint!("flush.committed");
-    Ok(answers(blocks, &stored))
+    Ok(answers(count, closed.iter().chain(&shrunk)))
 }
 
-/// Writes outcomes of one block as part of a transaction that somebody else began, and will commit only if they all are new.
-pub async fn write_rows_within(
-    transaction: &Transaction<'_>,
-    block: BlockRef,
-    rows: Vec<RowWrite>,
-) -> Result<Written, Error> {
-    let blocks = [BlockWrite { block, rows, close: None }];
-    let (ids, tokens) = (vec![block.id], vec![block.token]);
-    let lock = transaction.prepare_cached(LOCK).await?;
-    let results = transaction.prepare_cached(RESULTS).await?;
-    transaction.query(&lock, &[&ids, &tokens]).await?;
-    let rows = RowColumns::of(&blocks);
-    let params = rows.params(&ids, &tokens);
-    let stored = transaction.query(&results, &params).await?;
-    Ok(answers(&blocks, &stored).first().copied().unwrap_or(Written::NotHeld))
+/// Nothing is sent for what is not needed.
+async fn run(
+    client: &Object,
+    statement: Option<tokio_postgres::Statement>,
+    params: Vec<&(dyn ToSql + Sync)>,
+) -> Result<Vec<Row>, Error> {
+    match statement {
+        Some(statement) => client.query(&statement, &params).await,
+        None => Ok(Vec::new()),
+    }
 }
 
-/// Which of these lines have a result: of a transaction whose reply was lost, the proof that it was applied.
-pub async fn lines_with_result(client: &Object, batch: i64, lines: &[i32]) -> Result<Vec<i32>, Error> {
-    const SQL: &str = "SELECT r.line FROM musterd.results r WHERE r.batch_id = $1 AND r.line = ANY ($2)";
+/// Writes outcomes of one block as part of a transaction of a handler, which commits only if this says so.
+pub async fn write_within(transaction: &Transaction<'_>, write: BlockWrite) -> Result<bool, Error> {
+    let mut blocks = [write];
+    let columns = Columns::of(&mut blocks);
+    let statements: [(&str, bool, Vec<&(dyn ToSql + Sync)>); 4] = [
+        (LOCK, true, vec![&columns.id, &columns.token]),
+        (OUTCOMES, true, columns.outcome_params()),
+        (FAILURES, !columns.failure_line.is_empty(), columns.failure_params()),
+        (SHRINK, true, columns.going_on.params()),
+    ];
+    let mut answered = Vec::new();
+    for (sql, _, params) in statements.iter().filter(|(_, needed, _)| *needed) {
+        let statement = transaction.prepare_cached(sql).await?;
+        answered = transaction.query(&statement, params).await?;
+    }
+    Ok(answers(1, answered.iter())[0])
+}
+
+/// What became of a block that a flush did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// This very part was written before; only the reply was lost.
+    Applied,
+    /// Another worker has the block, or it was closed for this one.
+    NotHeld,
+    /// It is still held, and some of the lines are not open: this worker's own account of it is wrong.
+    Inconsistent,
+}
+
+/// Asks about blocks that a flush did not answer, in their order.
+pub async fn ask_about(client: &Object, blocks: &[&BlockWrite]) -> Result<Vec<Unanswered>, Error> {
+    const SQL: &str = "SELECT EXISTS (SELECT FROM musterd.outcomes o
+                        WHERE o.batch_id = u.batch_id AND o.token = u.token AND o.part = u.part),
+               EXISTS (SELECT FROM musterd.blocks b WHERE b.id = u.id AND b.token = u.token)
+          FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::int[]),
+                          pg_catalog.unnest($4::bigint[])) WITH ORDINALITY AS u (batch_id, token, part, id, place)
+         ORDER BY u.place";
+    let batches: Vec<i64> = blocks.iter().map(|write| write.block.batch).collect();
+    let tokens: Vec<Uuid> = blocks.iter().map(|write| write.block.token).collect();
+    let parts: Vec<i32> = blocks.iter().map(|write| write.part).collect();
+    let ids: Vec<i64> = blocks.iter().map(|write| write.block.id).collect();
     let statement = client.prepare_cached(SQL).await?;
-    Ok(client.query(&statement, &[&batch, &lines]).await?.iter().map(|row| row.get(0)).collect())
-}
-
-type Params<'a, const N: usize> = [&'a (dyn tokio_postgres::types::ToSql + Sync); N];
-
-fn answers(blocks: &[BlockWrite], stored: &[Row]) -> Vec<Written> {
-    let counted: HashMap<Uuid, (i32, i32)> =
-        stored.iter().map(|row| (row.get(0), (row.get(1), row.get(2)))).collect();
-    let answer = |block: &BlockWrite| match counted.get(&block.block.token) {
-        Some(&(succeeded, failed)) => Written::Held { succeeded: succeeded as u64, failed: failed as u64 },
-        None => Written::NotHeld,
+    let answer = |row: &Row| match (row.get(0), row.get(1)) {
+        (true, _) => Unanswered::Applied,
+        (false, true) => Unanswered::Inconsistent,
+        (false, false) => Unanswered::NotHeld,
     };
-    blocks.iter().map(answer).collect()
+    Ok(client.query(&statement, &[&batches, &tokens, &parts, &ids]).await?.iter().map(answer).collect())
 }
 
-/// The rows of all blocks as one array per column, for `unnest`.
+/// Which lines of a held block are still open; `None` when it is not held.
+pub async fn open_lines(client: &Object, block: BlockRef) -> Result<Option<Lines>, Error> {
+    const SQL: &str = "SELECT b.lines FROM musterd.blocks b WHERE b.id = $1 AND b.token = $2";
+    let statement = client.prepare_cached(SQL).await?;
+    Ok(client.query_opt(&statement, &[&block.id, &block.token]).await?.map(|row| row.get(0)))
+}
+
+fn answers<'r>(count: usize, rows: impl Iterator<Item = &'r Row>) -> Vec<bool> {
+    let mut written = vec![false; count];
+    for row in rows {
+        let slot: i32 = row.get(0);
+        written[slot as usize - 1] = true;
+    }
+    written
+}
+
+/// The blocks of a flush as one array per column, for `unnest`. The slot of a block is its place, from 1.
 #[derive(Default)]
-struct RowColumns<'a> {
-    slot: Vec<i32>,
-    line: Vec<i32>,
-    attempt: Vec<i32>,
-    ok: Vec<bool>,
-    result: Vec<Option<&'a Json>>,
-    error: Vec<Option<&'a str>>,
-    outputs: Vec<Option<&'a Json>>,
-}
-
-impl<'a> RowColumns<'a> {
-    /// In the order of results.sql.
-    fn params<'p>(&'p self, ids: &'p Vec<i64>, tokens: &'p Vec<Uuid>) -> Params<'p, 9> {
-        let Self { slot, line, attempt, ok, result, error, outputs } = self;
-        [ids, tokens, slot, line, attempt, ok, result, error, outputs]
-    }
-
-    fn of(blocks: &'a [BlockWrite]) -> Self {
-        let mut columns = Self::default();
-        for (index, block) in blocks.iter().enumerate() {
-            for row in &block.rows {
-                columns.slot.push(slot(index));
-                columns.line.push(row.line);
-                columns.attempt.push(row.attempt);
-                columns.outputs.push(row.outputs.as_ref());
-                let (ok, result, error) = match &row.verdict {
-                    Verdict::Succeeded(result) => (true, result.as_ref(), None),
-                    Verdict::Failed(error) => (false, None, Some(error.as_str())),
-                };
-                columns.ok.push(ok);
-                columns.result.push(result);
-                columns.error.push(error);
-            }
-        }
-        columns
-    }
-}
-
-/// The rows that rows add to their batches.
-#[derive(Default)]
-struct AppendColumns<'a> {
-    batches: Vec<i64>,
-    slot: Vec<i32>,
-    /// The line that adds it, and its place among those that this line adds.
-    line: Vec<i32>,
-    place: Vec<i32>,
-    input: Vec<&'a Json>,
-}
-
-impl<'a> AppendColumns<'a> {
-    fn of(blocks: &'a [BlockWrite]) -> Self {
-        let mut columns = Self::default();
-        for (index, block) in blocks.iter().enumerate() {
-            for row in block.rows.iter().filter(|row| !row.append.is_empty()) {
-                columns.batches.push(block.block.batch);
-                for (place, input) in row.append.iter().enumerate() {
-                    columns.slot.push(slot(index));
-                    columns.line.push(row.line);
-                    columns.place.push(slot(place));
-                    columns.input.push(input);
-                }
-            }
-        }
-        columns
-    }
-
-    fn is_empty(&self) -> bool {
-        self.input.is_empty()
-    }
-}
-
-/// The blocks that end, and their lines that come back.
-#[derive(Default)]
-struct CloseColumns<'a> {
+struct Columns<'a> {
     id: Vec<i64>,
     token: Vec<Uuid>,
-    wait: Vec<f64>,
+    part: Vec<i32>,
+    done: Vec<Lines>,
+    // By outcome.
+    outcome_slot: Vec<i32>,
+    lines: Vec<Lines>,
+    succeeded: Vec<i32>,
+    failed: Vec<i32>,
+    results: Vec<Option<String>>,
+    outputs: Vec<Option<String>>,
+    // By failure.
+    failure_slot: Vec<i32>,
+    failure_line: Vec<i32>,
+    error: Vec<&'a str>,
+    // By appended row.
+    batches: Vec<i64>,
+    append_slot: Vec<i32>,
+    append_input: Vec<&'a str>,
+    closing: Ends<'a>,
+    going_on: Ends<'a>,
+}
+
+/// Blocks that close, or that go on.
+#[derive(Default)]
+struct Ends<'a> {
+    id: Vec<i64>,
+    token: Vec<Uuid>,
+    done: Vec<Lines>,
     slot: Vec<i32>,
-    retry: Vec<bool>,
-    line: Vec<i32>,
+    retry: Vec<&'a Lines>,
+    retry_wait: Vec<f64>,
+    rest_wait: Vec<f64>,
     error: Vec<Option<&'a str>>,
 }
 
-impl<'a> CloseColumns<'a> {
-    fn of(blocks: &'a [BlockWrite]) -> Self {
+impl<'a> Columns<'a> {
+    fn of(blocks: &'a mut [BlockWrite]) -> Self {
         let mut columns = Self::default();
-        for (block, close) in blocks.iter().filter_map(|block| Some((block, block.close.as_ref()?))) {
-            let slot = slot(columns.id.len());
-            columns.id.push(block.block.id);
-            columns.token.push(block.block.token);
-            columns.wait.push(close.retry_after.as_secs_f64());
-            columns.error.push(close.error.as_deref());
-            for (lines, retry) in [(&close.retry, true), (&close.give_back, false)] {
-                for line in lines {
-                    columns.slot.push(slot);
-                    columns.retry.push(retry);
-                    columns.line.push(*line);
-                }
+        for (index, write) in blocks.iter_mut().enumerate() {
+            let slot = i32::try_from(index + 1).unwrap_or(i32::MAX);
+            let failed = write.outcomes.failed() as i32;
+            for (place, stripe) in write.outcomes.stripes().into_iter().enumerate() {
+                columns.outcome_slot.push(slot);
+                columns.lines.push(stripe.lines);
+                columns.succeeded.push(stripe.succeeded);
+                // Failures are counted in the first tuple of the block.
+                columns.failed.push(if place == 0 { failed } else { 0 });
+                columns.results.push(stripe.results);
+                columns.outputs.push(stripe.outputs);
             }
+            let write: &'a BlockWrite = write;
+            columns.add(slot, write);
         }
         columns
     }
+
+    fn add(&mut self, slot: i32, write: &'a BlockWrite) {
+        let done = write.outcomes.done();
+        self.id.push(write.block.id);
+        self.token.push(write.block.token);
+        self.part.push(write.part);
+        for failure in write.outcomes.failures() {
+            self.failure_slot.push(slot);
+            self.failure_line.push(failure.line);
+            self.error.push(&failure.error);
+        }
+        for append in write.outcomes.appended() {
+            self.batches.push(write.block.batch);
+            self.append_slot.push(slot);
+            self.append_input.push(append.input.text());
+        }
+        let ends = if write.close.is_some() { &mut self.closing } else { &mut self.going_on };
+        ends.id.push(write.block.id);
+        ends.token.push(write.block.token);
+        ends.done.push(done.clone());
+        ends.slot.push(slot);
+        if let Some(close) = &write.close {
+            ends.retry.push(&close.retry);
+            ends.retry_wait.push(close.retry_after.as_secs_f64());
+            ends.rest_wait.push(close.rest_after.as_secs_f64());
+            ends.error.push(close.error.as_deref());
+        }
+        self.done.push(done);
+    }
+
+    fn outcome_params(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![
+            &self.id,
+            &self.token,
+            &self.done,
+            &self.part,
+            &self.outcome_slot,
+            &self.lines,
+            &self.succeeded,
+            &self.failed,
+            &self.results,
+            &self.outputs,
+        ]
+    }
+
+    fn failure_params(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.id, &self.token, &self.done, &self.failure_slot, &self.failure_line, &self.error]
+    }
+
+    fn append_params(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.id, &self.token, &self.done, &self.append_slot, &self.append_input]
+    }
 }
 
-/// SQL counts from one.
-fn slot(index: usize) -> i32 {
-    i32::try_from(index + 1).unwrap_or(i32::MAX)
-}
+impl Ends<'_> {
+    fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.id, &self.token, &self.done, &self.slot]
+    }
 
-/// Which of these tokens have a tally: of a flush whose reply was lost, the proof that it was applied.
-pub async fn tokens_with_tally(client: &Object, blocks: &[BlockRef]) -> Result<Vec<Uuid>, Error> {
-    const SQL: &str = "SELECT DISTINCT t.token
-          FROM musterd.tallies t
-          JOIN ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[])) AS u (batch_id, token)
-            ON u.batch_id = t.batch_id AND u.token = t.token";
-    let (batches, tokens): (Vec<i64>, Vec<Uuid>) = blocks.iter().map(|b| (b.batch, b.token)).unzip();
-    let statement = client.prepare_cached(SQL).await?;
-    let rows = client.query(&statement, &[&batches, &tokens]).await?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
+    fn rest_params(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![&self.id, &self.token, &self.done, &self.retry, &self.retry_wait, &self.rest_wait, &self.error]
+    }
 }

@@ -51,8 +51,10 @@ pub async fn missing_rights(client: &Client) -> Result<Vec<String>, Error> {
                FROM pg_catalog.pg_class c
                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'musterd'
               CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) p (right_)
-              WHERE c.relname IN ('tasks', 'batches', 'rows', 'results', 'blocks', 'tallies', 'workers')
-                AND NOT (c.relname IN ('rows', 'results', 'tallies') AND p.right_ = 'UPDATE')
+              WHERE c.relkind IN ('r', 'p')
+                AND c.relname IN ('tasks', 'batches', 'chunks', 'blocks', 'outcomes', 'failures', 'failures_history', 'workers')
+                -- Written once, never changed.
+                AND NOT (c.relname IN ('chunks', 'outcomes', 'failures', 'failures_history') AND p.right_ = 'UPDATE')
                 AND NOT pg_catalog.has_table_privilege(c.oid, p.right_)",
             &[],
         )

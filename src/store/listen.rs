@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 pub enum News {
     /// There may be work in this queue.
     Work(String),
-    /// This batch or task is being aborted.
+    /// This batch or task is being aborted, as the database confirmed.
     Abort(i64),
     /// This scope may be over.
     Check(i64),
@@ -47,6 +47,9 @@ pub enum ListenError {
 
 const CHANNELS: &str = "LISTEN musterd_wake; LISTEN musterd_abort; LISTEN musterd_check";
 
+/// Notifications that wait to be looked at; further ones are dropped. What they said is found by asking.
+const MOST_NEWS: usize = 1_000;
+
 /// How often the connection is asked whether it still lives, and what a lost notification may have said.
 const PULSE: Duration = Duration::from_secs(5);
 
@@ -59,7 +62,7 @@ pub async fn listen(
     mut tell: impl FnMut(News),
 ) -> Result<(), ListenError> {
     let (client, connection) = target.connect("musterd listen").await?;
-    let (sender, mut heard) = mpsc::unbounded();
+    let (sender, mut heard) = mpsc::channel(MOST_NEWS);
     let driving = drive(connection, sender);
     tokio::pin!(driving);
     let listening = async {
@@ -74,7 +77,20 @@ pub async fn listen(
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                Some(news) = heard.next() => tell(news),
+                Some(news) = heard.next() => {
+                    let mut aborts = Vec::new();
+                    for news in std::iter::once(news).chain(std::iter::from_fn(|| heard.try_recv().ok())) {
+                        match news {
+                            News::Abort(id) => aborts.push(id),
+                            news => tell(news),
+                        }
+                    }
+                    // Any session may send a notification: it is a hint, and the database is asked before anything is
+                    // cancelled.
+                    if !aborts.is_empty() {
+                        aborted(&client, aborts).await?.into_iter().for_each(|id| tell(News::Abort(id)));
+                    }
+                }
                 name = renamed(&mut line) => publish(&client, &name, key).await?,
                 _ = pulse.tick() => {
                     for batch in aborted(&client, held_batches()).await? {
@@ -121,17 +137,14 @@ async fn aborted(client: &Client, held: Vec<i64>) -> Result<Vec<i64>, ListenErro
 }
 
 /// Moves the bytes of the connection and picks the notifications out of them.
-async fn drive(
-    mut connection: Connection,
-    sender: mpsc::UnboundedSender<News>,
-) -> Option<tokio_postgres::Error> {
+async fn drive(mut connection: Connection, mut sender: mpsc::Sender<News>) -> Option<tokio_postgres::Error> {
     let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
     while let Some(message) = messages.next().await {
         match message {
             Ok(AsyncMessage::Notification(note)) => {
                 if let Some(news) = understand(note.channel(), note.payload()) {
-                    // The other half of this function's caller is gone only when we are about to be.
-                    let _ = sender.unbounded_send(news);
+                    // Refused when too many wait, or when the caller is gone and so is this function.
+                    let _ = sender.try_send(news);
                 }
             }
             Ok(_) => {}
@@ -141,7 +154,7 @@ async fn drive(
     None
 }
 
-/// Anybody may NOTIFY: what is not ours to understand is passed over.
+/// Any session may NOTIFY: what is not ours to understand is passed over.
 fn understand(channel: &str, payload: &str) -> Option<News> {
     match channel {
         "musterd_wake" => Some(News::Work(payload.to_owned())),

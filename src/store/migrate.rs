@@ -153,6 +153,11 @@ async fn apply_pinned(client: &mut Client) -> Result<Report, MigrateError> {
     refuse_strangers(&status)?;
     create_schema(client).await?;
     let done = runner.run_async(client).await.map_err(MigrateError::applying)?;
+    // Every time, and after the last migration: a function that one of them added cannot be forgotten.
+    client
+        .batch_execute("SELECT musterd.grant_roles()")
+        .await
+        .map_err(|source| MigrateError::Prepare { source })?;
     let applied: Vec<_> = done.applied_migrations().iter().map(Step::from).collect();
     for step in &applied {
         info!(version = step.version, name = step.name, "applied migration V{} {}", step.version, step.name);

@@ -2,7 +2,7 @@
 
 use super::{
     Config,
-    connect::{ConnectError, SessionSettings, Target},
+    connect::{ConnectError, Plans, SessionSettings, Target},
 };
 use deadpool_postgres::Pool;
 use std::{num::NonZeroU32, time::Duration};
@@ -73,10 +73,11 @@ impl Store {
             target.pool(NonZeroU32::new(size).unwrap_or(NonZeroU32::MIN), name, session)
         };
         let usual = config.session();
+        let by_index = usual.map(|usual| SessionSettings { plans: Plans::OnceByIndex, ..usual });
         let general = config.max_connections.get().saturating_sub(RESERVED).max(LEAST_GENERAL);
         Ok(Self {
             claims: pool(1, "musterd claim", usual)?,
-            writes: pool(1, "musterd write", usual)?,
+            writes: pool(1, "musterd write", by_index)?,
             general: pool(general, "musterd", usual)?,
             uploads: pool(UPLOADS, "musterd outputs", usual)?,
             // Behind a pooler without a way past it there is nothing to pin: a SET would stay with somebody else.

@@ -24,11 +24,16 @@ pub struct Shown {
 
 /// Every queue that is declared or has work.
 pub async fn list(client: &impl GenericClient) -> Result<Vec<Shown>, Error> {
+    // By the partial indexes of what waits, runs or is scheduled: tasks that have ended are never read.
     const SQL: &str = "WITH names AS (
             SELECT q.name FROM musterd.queues q
-            UNION SELECT t.queue FROM musterd.tasks t WHERE t.state IN ('queued', 'scheduled', 'running', 'waiting')
+            UNION SELECT t.queue FROM musterd.tasks t WHERE t.state = 'queued'
+            UNION SELECT t.queue FROM musterd.tasks t WHERE t.state = 'scheduled'
+            UNION SELECT t.queue FROM musterd.tasks t WHERE t.state = 'waiting'
+            UNION SELECT t.queue FROM musterd.tasks t WHERE t.worker IS NOT NULL
             UNION SELECT b.queue FROM musterd.batches b WHERE b.summarized_at IS NULL)
-        SELECT n.name, COALESCE(q.paused, false) AS paused, COALESCE(q.mode, 'parallel') AS mode, q.fibers, q.block_size,
+        SELECT n.name, EXISTS (SELECT FROM musterd.paused_queues p WHERE p.name = n.name) AS paused,
+               COALESCE(q.mode, 'parallel') AS mode, q.fibers, q.block_size,
                (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.queue = n.name AND t.state = 'queued') AS tasks_queued,
                (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.queue = n.name AND t.state = 'scheduled')
                    AS tasks_scheduled,
@@ -38,15 +43,15 @@ pub async fn list(client: &impl GenericClient) -> Result<Vec<Shown>, Error> {
                    AS batches_open,
                w.rows_queued, w.rows_held,
                (SELECT pg_catalog.count(*) FROM musterd.workers w
-                 WHERE w.state IN ('alive', 'draining') AND n.name = ANY (w.queues)) AS workers
+                 WHERE musterd.is_alive(w.state) AND n.name = ANY (w.queues)) AS workers
           FROM names n LEFT JOIN musterd.queues q ON q.name = n.name
          CROSS JOIN LATERAL (
                SELECT COALESCE(pg_catalog.sum(r.rows) FILTER (WHERE r.open), 0)::bigint AS rows_queued,
                       COALESCE(pg_catalog.sum(r.rows) FILTER (WHERE NOT r.open), 0)::bigint AS rows_held
                  FROM (SELECT b.open, b.rows - b.next_line + 1 AS rows FROM musterd.batches b
-                        WHERE b.queue = n.name AND b.summarized_at IS NULL AND NOT b.aborting
+                        WHERE b.queue = n.name AND b.summarized_at IS NULL AND NOT b.aborting AND b.next_line <= b.rows
                        UNION ALL
-                       SELECT b.open, COALESCE(pg_catalog.cardinality(k.lines), k.last_line - k.first_line + 1)
+                       SELECT b.open, k.rows
                          FROM musterd.blocks k JOIN musterd.batches b ON b.id = k.batch_id AND NOT b.aborting
                         WHERE k.queue = n.name AND k.worker IS NULL) r) w
          ORDER BY n.name";

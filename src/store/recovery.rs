@@ -243,21 +243,21 @@ pub async fn owned(client: &Object, worker: &str) -> Result<Vec<BlockRef>, Error
 /// Frees blocks that a living worker owns and does not hold. Nothing was started, so nothing is charged.
 pub async fn give_back_if_owned(client: &Object, worker: &str, blocks: &[BlockRef]) -> Result<u64, Error> {
     const SQL: &str = "WITH lost AS MATERIALIZED (
-            SELECT b.id, b.queue, x.open
+            SELECT b.id, b.queue, pg_catalog.isempty(b.lines) AS is_empty
               FROM musterd.blocks b
               JOIN ROWS FROM (pg_catalog.unnest($2::bigint[]), pg_catalog.unnest($3::uuid[])) AS u (id, token)
                 ON u.id = b.id AND u.token = b.token
-              JOIN musterd.batches x ON x.id = b.batch_id
              WHERE b.worker = $1
              ORDER BY b.id FOR UPDATE OF b SKIP LOCKED),
         freed AS (
             UPDATE musterd.blocks b
-               SET worker = NULL, token = NULL, alone_at = NULL,
-                   available_at = CASE WHEN l.open THEN pg_catalog.now() ELSE 'infinity' END
-              FROM lost l WHERE b.id = l.id
+               SET worker = NULL, token = NULL, alone_at = NULL, available_at = pg_catalog.now()
+              FROM lost l WHERE b.id = l.id AND NOT l.is_empty
             RETURNING b.queue),
+        -- All its lines are done; only its close was lost.
+        gone AS (DELETE FROM musterd.blocks b USING lost l WHERE b.id = l.id AND l.is_empty RETURNING b.queue),
         told AS (SELECT pg_catalog.pg_notify('musterd_wake', f.queue) FROM (SELECT DISTINCT queue FROM freed) f)
-        SELECT (SELECT pg_catalog.count(*) FROM freed), (SELECT pg_catalog.count(*) FROM told)";
+        SELECT (SELECT pg_catalog.count(*) FROM freed) + (SELECT pg_catalog.count(*) FROM gone), (SELECT pg_catalog.count(*) FROM told)";
     let (ids, tokens): (Vec<i64>, Vec<Uuid>) = blocks.iter().map(|block| (block.id, block.token)).unzip();
     let statement = client.prepare_cached(SQL).await?;
     let freed: i64 = client.query_one(&statement, &[&worker, &ids, &tokens]).await?.get(0);

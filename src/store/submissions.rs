@@ -1,6 +1,6 @@
-//! Batches coming in: an id, the rows by COPY, then task and batch, in one transaction.
+//! Batches coming in: an id, the chunks of rows by COPY, then task and batch, in one transaction.
 
-use crate::flow::submit::{Appended, MaxFailed, OnBudget, Order, SubmitError, Submitted};
+use crate::flow::submit::{Appended, MaxFailed, OnBudget, Order, SubmitError, Submitted, Whole};
 use crate::traceparent::Traceparent;
 use bytes::Bytes;
 use futures::{SinkExt, pin_mut};
@@ -54,9 +54,9 @@ pub async fn find(client: &Client, key: &str) -> Result<Option<Known>, Submissio
     Ok(row.map(|row| Known { id: row.get(0), request_hash: row.get(1) }))
 }
 
-/// The same request again is answered with the same batch; another one is a mistake to be told about.
-pub fn same_or_conflict(known: &Known, order: &Order, hash: &[u8]) -> Result<(), SubmissionError> {
-    if known.request_hash.as_deref() == Some(hash) {
+/// The same request again is answered with the same batch; another one is a mistake of the caller.
+pub fn same_or_conflict(known: &Known, order: &Order, hash: Option<[u8; 32]>) -> Result<(), SubmissionError> {
+    if hash.is_some() && known.request_hash.as_deref() == hash.as_ref().map(<[u8; 32]>::as_slice) {
         return Ok(());
     }
     Err(SubmissionError::Conflict { key: order.idempotency_key.clone().unwrap_or_default(), id: known.id })
@@ -68,31 +68,33 @@ pub async fn reserve(client: &Client) -> Result<i64, SubmissionError> {
     Ok(row.map_err(failed("reserve a batch id"))?.get(0))
 }
 
-/// Copies the chunks in and opens the batch: all or nothing. `finish` gives the number of rows and the hash of the
-/// request once every chunk was sent, or the reason why there is nothing to submit after all.
+/// Copies the chunks in and opens the batch: all or nothing. `messages` are what COPY is sent; `read` ends when the last of
+/// them was made, with what they hold or the reason why there is nothing to submit after all.
 pub async fn copy_in(
     client: &mut Client,
     id: i64,
     order: &Order,
-    chunks: mpsc::Receiver<Bytes>,
-    finish: impl Future<Output = Result<(u64, [u8; 32]), SubmitError>>,
+    messages: mpsc::Receiver<Bytes>,
+    read: impl Future<Output = Result<Whole, SubmitError>>,
 ) -> Result<Submitted, SubmitError> {
+    const CHUNKS: &str =
+        "COPY musterd.chunks (batch_id, first_line, last_line, inputs) FROM STDIN (FORMAT binary)";
     let transaction = client
         .build_transaction()
         .isolation_level(IsolationLevel::ReadCommitted)
         .start()
         .await
         .map_err(failed("begin the submission"))?;
-    let copied = copy(&transaction, "musterd.rows", chunks).await;
-    let (rows, hash) = better_reason(finish.await, copied)?;
-    let opened = open(&transaction, id, order, rows, &hash).await?;
+    let copied = copy(&transaction, CHUNKS, messages).await;
+    let whole = better_reason(read.await, copied)?;
+    let opened = open(&transaction, id, order, &whole).await?;
     if opened == id {
         transaction.commit().await.map_err(failed("commit the submission"))?;
     } else {
-        // Somebody else was first with this key; their rows are these rows.
+        // Another submission was first with this key; its rows are these rows.
         transaction.rollback().await.map_err(failed("roll the repeated submission back"))?;
     }
-    Ok(Submitted { id: opened, rows, repeated: opened != id })
+    Ok(Submitted { id: opened, rows: whole.rows, repeated: opened != id })
 }
 
 /// Copies the chunks in beside the batch and then adds them to it: all or nothing. The batch is locked for the second
@@ -100,11 +102,15 @@ pub async fn copy_in(
 pub async fn copy_onto(
     client: &mut Client,
     id: i64,
-    chunks: mpsc::Receiver<Bytes>,
-    finish: impl Future<Output = Result<u64, SubmitError>>,
+    messages: mpsc::Receiver<Bytes>,
+    read: impl Future<Output = Result<Whole, SubmitError>>,
 ) -> Result<Appended, SubmitError> {
+    // Stored as it is: compressed here, it would keep the compression of a temporary table.
     const STAGE: &str =
-        "CREATE TEMPORARY TABLE musterd_append (batch_id bigint, line int, input jsonb) ON COMMIT DROP";
+        "CREATE TEMPORARY TABLE musterd_append (first_line int, last_line int, inputs text) ON COMMIT DROP;
+         ALTER TABLE pg_temp.musterd_append ALTER COLUMN inputs SET STORAGE EXTERNAL";
+    const STAGED: &str =
+        "COPY pg_temp.musterd_append (first_line, last_line, inputs) FROM STDIN (FORMAT binary)";
     let transaction = client
         .build_transaction()
         .isolation_level(IsolationLevel::ReadCommitted)
@@ -112,22 +118,22 @@ pub async fn copy_onto(
         .await
         .map_err(failed("begin the append"))?;
     transaction.batch_execute(STAGE).await.map_err(failed("stage rows"))?;
-    let copied = copy(&transaction, "pg_temp.musterd_append", chunks).await;
-    let added = better_reason(finish.await, copied)?;
+    let copied = copy(&transaction, STAGED, messages).await;
+    let whole = better_reason(read.await, copied)?;
     let row = transaction
         .query_one("SELECT musterd.extend_batch($1, 'pg_temp.musterd_append'::pg_catalog.regclass)", &[&id])
         .await
         .map_err(failed("add rows to the batch"))?;
     transaction.commit().await.map_err(failed("commit the append"))?;
-    Ok(Appended { id, added, rows: row.get(0) })
+    Ok(Appended { id, added: whole.rows, rows: row.get(0) })
 }
 
 /// What was read, or why there is nothing to submit. A bad row explains why the copy broke off; a copy that broke off
-/// by itself explains why nobody wanted to hear of the rest.
-fn better_reason<T>(
-    read: Result<T, SubmitError>,
+/// by itself explains why the rest was not read.
+fn better_reason(
+    read: Result<Whole, SubmitError>,
     copied: Result<(), SubmissionError>,
-) -> Result<T, SubmitError> {
+) -> Result<Whole, SubmitError> {
     match (read, copied) {
         (Ok(read), Ok(())) => Ok(read),
         (Ok(_) | Err(SubmitError::ReaderDied), Err(error)) => Err(error.into()),
@@ -137,16 +143,13 @@ fn better_reason<T>(
 
 async fn copy(
     transaction: &Transaction<'_>,
-    table: &str,
-    mut chunks: mpsc::Receiver<Bytes>,
+    statement: &str,
+    mut messages: mpsc::Receiver<Bytes>,
 ) -> Result<(), SubmissionError> {
-    let sink = transaction
-        .copy_in::<_, Bytes>(&format!("COPY {table} (batch_id, line, input) FROM STDIN (FORMAT binary)"))
-        .await
-        .map_err(failed("begin copying rows"))?;
+    let sink = transaction.copy_in::<_, Bytes>(statement).await.map_err(failed("begin copying rows"))?;
     pin_mut!(sink);
-    while let Some(chunk) = chunks.recv().await {
-        sink.send(chunk).await.map_err(failed("copy rows"))?;
+    while let Some(message) = messages.recv().await {
+        sink.send(message).await.map_err(failed("copy rows"))?;
     }
     sink.finish().await.map_err(failed("copy rows")).map(|_| ())
 }
@@ -155,8 +158,7 @@ async fn open(
     transaction: &Transaction<'_>,
     id: i64,
     order: &Order,
-    rows: u64,
-    hash: &[u8],
+    whole: &Whole,
 ) -> Result<i64, SubmissionError> {
     const SQL: &str = "SELECT musterd.open_batch(p_id => $1, p_command => $2, p_queue => $3, p_context => $4,
                p_priority => $5, p_idempotency_key => $6, p_hold => $7, p_max_attempts => $8,
@@ -168,7 +170,8 @@ async fn open(
         MaxFailed::Rows(rows) => (rows, None),
         MaxFailed::Percent(percent) => (0, Some(percent)),
     };
-    let rows = i32::try_from(rows).unwrap_or(i32::MAX);
+    let rows = i32::try_from(whole.rows).unwrap_or(i32::MAX);
+    let hash = whole.hash.as_ref().map(<[u8; 32]>::as_slice);
     let row = transaction
         .query_one(
             SQL,

@@ -1,4 +1,4 @@
-//! The list of workers: who they are, what their configurations declare, and who still beats.
+//! The list of workers: which there are, what their configurations declare, and which of them still beat.
 
 use super::moment;
 use crate::{config::Config, handler::Registry, worker_id::WorkerId};
@@ -40,7 +40,7 @@ impl Enlisted {
     }
 }
 
-/// Writes a worker into the list. Before its first claim: an owner who is not in the list counts as dead.
+/// Writes a worker into the list. Before its first claim: an owner that is not in the list counts as dead.
 pub async fn enlist(client: &Client, worker: &WorkerId, enlisted: &Enlisted) -> Result<(), Error> {
     const SQL: &str = "INSERT INTO musterd.workers (id, host, pid, version, queues, commands)
                        VALUES ($1, $2, $3, $4, $5, $6)";
@@ -108,7 +108,7 @@ pub async fn beat_if_living(
     const SQL: &str = "UPDATE musterd.workers w
            SET seen_at = pg_catalog.clock_timestamp(), state = $2, trouble = $3
           FROM (SELECT o.id, o.seen_at FROM musterd.workers o WHERE o.id = $1) o
-         WHERE w.id = o.id AND w.state IN ('alive', 'draining')
+         WHERE w.id = o.id AND musterd.is_alive(w.state)
         RETURNING EXTRACT(EPOCH FROM w.seen_at - o.seen_at)::float8";
     let state = match mood {
         Mood::Alive => "alive",
@@ -128,7 +128,7 @@ pub async fn beat_if_living(
     Ok(rows.first().map_or(Beat::Refused, |row| Beat::Taken { gap: row.get(0) }))
 }
 
-/// Takes a session lock with a key nobody has had. The list learns of it afterwards, when a lock can be missed.
+/// Takes a session lock with a key that no session has had. The list learns of it afterwards, when a lock can be missed.
 pub async fn take_session_lock(client: &Client, key: i64) -> Result<(), Error> {
     client.query_typed("SELECT pg_catalog.pg_advisory_lock($1)", &[(&key, Type::INT8)]).await.map(|_| ())
 }
@@ -136,15 +136,15 @@ pub async fn take_session_lock(client: &Client, key: i64) -> Result<(), Error> {
 /// Says by which lock this worker's life can be seen.
 pub async fn publish_session_lock(client: &Client, worker: &WorkerId, key: i64) -> Result<(), Error> {
     const SQL: &str =
-        "UPDATE musterd.workers SET lock_key = $2 WHERE id = $1 AND state IN ('alive', 'draining')";
+        "UPDATE musterd.workers w SET lock_key = $2 WHERE w.id = $1 AND musterd.is_alive(w.state)";
     client.query_typed(SQL, &[(&worker.as_str(), Type::TEXT), (&key, Type::INT8)]).await.map(|_| ())
 }
 
 /// The worker has ended in good order. Answers what it still owned: blocks and tasks that others will free.
 pub async fn deregister(client: &Client, worker: &WorkerId) -> Result<i64, Error> {
-    const END: &str = "UPDATE musterd.workers
+    const END: &str = "UPDATE musterd.workers w
            SET state = 'stopped', trouble = NULL, seen_at = pg_catalog.now(), ended_at = pg_catalog.now()
-         WHERE id = $1 AND state IN ('alive', 'draining')";
+         WHERE w.id = $1 AND musterd.is_alive(w.state)";
     const OWNED: &str = "SELECT (SELECT pg_catalog.count(*) FROM musterd.blocks b WHERE b.worker = $1)
               + (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.worker = $1)";
     let id = worker.as_str();
@@ -179,15 +179,13 @@ pub async fn list(client: &Client, id: Option<&str>) -> Result<Vec<Listed>, Erro
     const SQL: &str = "SELECT w.id, w.state, w.host, w.pid, w.version, w.queues, w.commands, h.blocks, h.rows,
                (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.worker = w.id) AS tasks,
                EXTRACT(EPOCH FROM pg_catalog.now() - w.seen_at)::float8 AS age, w.started_at, w.seen_at, w.ended_at,
-               CASE WHEN w.state IN ('alive', 'draining') THEN w.trouble END AS trouble
+               CASE WHEN musterd.is_alive(w.state) THEN w.trouble END AS trouble
           FROM musterd.workers w
          CROSS JOIN LATERAL (
-               SELECT pg_catalog.count(*) AS blocks,
-                      COALESCE(pg_catalog.sum(
-                          COALESCE(pg_catalog.cardinality(b.lines), b.last_line - b.first_line + 1)), 0)::bigint AS rows
+               SELECT pg_catalog.count(*) AS blocks, COALESCE(pg_catalog.sum(b.rows), 0)::bigint AS rows
                  FROM musterd.blocks b WHERE b.worker = w.id) h
          WHERE $1::text IS NULL OR w.id = $1
-         ORDER BY w.state NOT IN ('alive', 'draining'), w.seen_at DESC, w.id";
+         ORDER BY NOT musterd.is_alive(w.state), w.seen_at DESC, w.id";
     let rows = client.query(SQL, &[&id]).await?;
     Ok(rows.iter().map(Listed::read).collect())
 }
@@ -229,7 +227,7 @@ pub struct Command {
 pub async fn commands(client: &Client) -> Result<Vec<Command>, Error> {
     const SQL: &str = "SELECT c.name, c.kind, c.queue, c.procedure,
                (SELECT pg_catalog.count(*) FROM musterd.workers w
-                 WHERE w.state IN ('alive', 'draining') AND c.name = ANY (w.commands)) AS workers
+                 WHERE musterd.is_alive(w.state) AND c.name = ANY (w.commands)) AS workers
           FROM musterd.commands c ORDER BY c.name";
     let shown = |row: &tokio_postgres::Row| Command {
         name: row.get("name"),

@@ -1,4 +1,5 @@
-//! Finds scopes that ended and were not finished: whoever should have done it died, or gave up too soon.
+//! Finds scopes that ended and were not finished (the worker that should have done it died, or gave up too soon), and heals
+//! batches that lost lines.
 
 use crate::{
     flow::complete::Checks,
@@ -29,12 +30,17 @@ impl Periodic for Sweep {
 
     async fn tick(&mut self) -> Result<Tally, SweepError> {
         let client = self.store.general.get().await?;
+        let healed = batches::heal(&client).await?;
+        for (batch, lines) in &healed {
+            self.metrics.lines_reopened.inc_by(*lines as u64);
+            tracing::warn!(batch, lines, "nothing was recorded of some lines of a batch; they run again");
+        }
         let found = batches::unfinished(&client).await?;
         for id in &found {
             // The same path as after a commit, so that there is only one.
             self.checks.ask(*id);
         }
         self.metrics.sweep_found.inc_by(found.len() as u64);
-        Ok(Tally(found.len() as u64))
+        Ok(Tally((found.len() + healed.len()) as u64))
     }
 }

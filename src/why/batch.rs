@@ -1,7 +1,12 @@
 //! Why a batch is where it is.
 
-use super::{Limits, Reason, lane_reasons, long_transaction, troubled};
+mod over;
+
+use super::{
+    Limits, Reason, UNEXPLAINED, ago, lane_reasons, long_transaction, no_worker, owner_silent, troubled,
+};
 use crate::store::reasons::{self, BatchFacts, Horizon, Lane};
+use over::Over;
 use std::time::Duration;
 use tokio_postgres::{Error, GenericClient};
 
@@ -19,10 +24,25 @@ pub async fn batch_with(
     let Some(facts) = reasons::batch(client, id).await? else { return Ok(None) };
     let lane = reasons::lane(client, &facts.queue, Some(&facts.command)).await?;
     let horizon = reasons::horizon(client, limits.long_transaction.as_secs_f64()).await?;
-    Ok(Some(explain_batch(id, &facts, &lane, horizon.as_ref())))
+    let seen = Seen {
+        over: Over::look(client, id, &facts).await?,
+        busy: reasons::busy(client, &facts.queue, Some(id)).await?,
+        horizon,
+    };
+    Ok(Some(explain_batch(id, &facts, &lane, &seen)))
 }
 
-fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, horizon: Option<&Horizon>) -> Vec<Reason> {
+/// What was found beside the facts of the batch.
+#[derive(Debug)]
+struct Seen {
+    /// Only of a batch that has nothing left to run.
+    over: Option<Over>,
+    /// Blocks and tasks of its queue that workers hold, beside its own.
+    busy: i64,
+    horizon: Option<Horizon>,
+}
+
+fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, seen: &Seen) -> Vec<Reason> {
     match facts.state.as_str() {
         "succeeded" => return vec![Reason::new("ended", format!("batch {id} has succeeded"))],
         "failed" | "aborted" => {
@@ -39,52 +59,83 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, horizon: Option<&Hori
     } else if !facts.open {
         reasons.push(held(id, facts));
     }
-    if reasons.is_empty() {
+    if let Some(over) = &seen.over {
+        reasons.extend(over.explain(id, facts, lane));
+    } else if reasons.is_empty() {
         reasons.extend(lane_reasons(lane, Some(&facts.command), Some(id), facts.parent));
+        if reasons.is_empty() && facts.ahead > 0 && facts.blocks_owned == 0 {
+            let sentence = format!("{} batches of queue {} have a better priority", facts.ahead, facts.queue);
+            reasons.push(Reason::new("behind", sentence));
+        }
     }
-    if reasons.is_empty() && facts.ahead > 0 && facts.blocks_owned == 0 {
-        let sentence = format!("{} batches of queue {} have a better priority", facts.ahead, facts.queue);
-        reasons.push(Reason::new("behind", sentence));
-    }
-    if facts.failed > 0 {
-        let last = facts.error.as_deref().map(|error| format!("; one of them: {error}")).unwrap_or_default();
-        let failed = rows(facts.failed, "row has", "rows have");
-        let sentence = format!("{failed} failed, {} are allowed{last}", facts.allowed);
-        reasons.push(Reason::new("failing", sentence).advise(format!("musterd batch rows {id} --failed")));
-    }
+    reasons.extend(failing(id, facts));
     reasons.extend(backoff(facts));
+    if let (Some(worker), 1..) = (&facts.silent_worker, facts.blocks_silent) {
+        let what = rows(facts.blocks_silent, "block of the batch is", "blocks of the batch are");
+        reasons.push(owner_silent(&what, worker, None));
+    }
     reasons.extend(troubled(lane));
-    reasons.extend(horizon.map(long_transaction));
+    reasons.extend(seen.horizon.as_ref().map(long_transaction));
     let all_troubled = lane.troubled.len() as i64 >= lane.serving;
     let stuck = |reason: &Reason| match reason.code {
-        "failing" | "long_transaction" => false,
+        "failing" | "long_transaction" | "retrying" => false,
         "flushes_failing" => all_troubled,
-        "retrying" => false,
+        // The other blocks, and what waits, go on without that worker.
+        "owner_silent" => facts.blocks_owned == facts.blocks_silent && !has_waiting(facts),
         _ => true,
     };
     if !reasons.iter().any(stuck) {
         let beside = !reasons.is_empty();
-        reasons.push(moving(facts, beside));
+        reasons.push(moving(id, facts, seen.busy, beside));
     }
     reasons
 }
 
-/// Rows that failed and are tried again: all that is left, or beside what goes on.
+/// Rows that a worker could claim now.
+fn has_waiting(facts: &BatchFacts) -> bool {
+    facts.blocks_due > 0 || facts.carved < facts.rows
+}
+
+fn failing(id: i64, facts: &BatchFacts) -> Option<Reason> {
+    if facts.failed == 0 {
+        return None;
+    }
+    let last = facts.error.as_deref().map(|error| format!("; one of them: {error}")).unwrap_or_default();
+    let failed = rows(facts.failed, "row has", "rows have");
+    let sentence = format!("{failed} failed, {} are allowed{}{last}", facts.allowed, forgiven(facts));
+    Some(Reason::new("failing", sentence).advise(format!("musterd batch rows {id} --failed")))
+}
+
+/// What an operator has forgiven beyond what is allowed.
+fn forgiven(facts: &BatchFacts) -> String {
+    match facts.forgiven > facts.allowed {
+        true => format!(" and {} were forgiven when it was released", facts.forgiven),
+        false => String::new(),
+    }
+}
+
+/// Rows that are tried again, or were given back for a while: all that is left, or beside what goes on.
 fn backoff(facts: &BatchFacts) -> Option<Reason> {
-    let attempt = facts.next_attempt?;
     let error =
         facts.last_error.as_deref().map(|error| format!("; one failed with: {error}")).unwrap_or_default();
+    let is_all = facts.blocks_owned == 0 && !has_waiting(facts);
     let many = facts.retrying;
-    match (facts.next_due, facts.blocks_owned + facts.blocks_due, facts.carved >= facts.rows) {
-        (Some(due), 0, true) => {
+    match (facts.next_attempt, facts.next_due) {
+        (Some(attempt), Some(due)) if is_all => {
             let wait = rows(many, "row waits for its", "rows wait for their");
             let sentence = format!("{wait} next try (attempt {attempt}), the first at {due}{error}");
             Some(Reason::new("backoff", sentence))
         }
-        _ => {
+        (Some(attempt), _) => {
             let failed = rows(many, "row failed and is", "rows failed and are");
             Some(Reason::new("retrying", format!("{failed} tried again (attempt {attempt}){error}")))
         }
+        // Their handler asked for it, or could not be reached.
+        (None, Some(due)) if is_all => Some(Reason::new(
+            "postponed",
+            format!("rows were given back without a try; they are due again at {due}"),
+        )),
+        _ => None,
     }
 }
 
@@ -94,85 +145,55 @@ fn rows(count: i64, one: &str, many: &str) -> String {
 }
 
 fn held(id: i64, facts: &BatchFacts) -> Reason {
-    if facts.on_budget.as_deref() == Some("hold") && facts.failed > facts.allowed {
+    if facts.on_budget.as_deref() == Some("hold") && facts.failed > facts.may_fail() {
         let failed = rows(facts.failed, "row", "rows");
-        let sentence =
-            format!("batch {id} was held because {failed} failed and {} are allowed", facts.allowed);
+        let sentence = format!(
+            "batch {id} was held because {failed} failed and {} are allowed{}",
+            facts.allowed,
+            forgiven(facts)
+        );
         return Reason::new("budget", sentence)
-            .advise(format!("mend the cause, then: musterd batch release {id}"));
+            .advise(format!("fix the cause, then: musterd batch release {id}"));
     }
     Reason::new("held", format!("batch {id} is held")).advise(format!("musterd batch release {id}"))
 }
 
-/// What goes on; beside what went wrong it is no claim that nothing did.
-fn moving(facts: &BatchFacts, beside: bool) -> Reason {
+/// A batch whose rows could be claimed and are not is unusual after this many seconds.
+const PATIENCE: f64 = 60.0;
+
+/// What goes on, as far as it was seen. Beside what went wrong it is no claim that nothing did.
+fn moving(id: i64, facts: &BatchFacts, busy: i64, beside: bool) -> Reason {
     let left = i64::from(facts.rows) - facts.done;
     let (code, opening) = match beside {
         true => ("moving", "the rest goes on"),
         false => ("nothing_wrong", "nothing is wrong"),
     };
-    if facts.recent == 0 {
-        let running =
-            if facts.blocks_owned > 0 { "its first rows are running" } else { "a worker will take it up" };
-        return Reason::new(code, format!("{opening}: {running}, {left} rows are left"));
-    }
-    let per_second = facts.recent as f64 / 60.0;
-    let eta = Duration::from_secs((left as f64 / per_second.max(0.001)) as u64);
-    let eta = humantime::format_duration(eta);
-    Reason::new(code, format!("{opening}: {left} rows are left at {per_second:.1} rows/s, about {eta}"))
+    let is_running = facts.blocks_owned > facts.blocks_silent;
+    let what = if facts.recent > 0 {
+        let per_second = facts.recent as f64 / 60.0;
+        let eta = Duration::from_secs((left as f64 / per_second.max(0.001)) as u64);
+        let eta = humantime::format_duration(eta);
+        return Reason::new(
+            code,
+            format!("{opening}: {left} rows are left at {per_second:.1} rows/s, about {eta}"),
+        );
+    } else if is_running && facts.done == 0 {
+        "its first rows are running".to_owned()
+    } else if is_running {
+        format!("rows are running, the longest for {}", ago(facts.oldest_claim.unwrap_or_default()))
+    } else if busy > 0 {
+        format!("the workers of queue {} are at other work ({busy} blocks and tasks)", facts.queue)
+    } else if has_waiting(facts) && facts.quiet < PATIENCE {
+        "a worker will take it up".to_owned()
+    } else {
+        let sentence = format!(
+            "rows of batch {id} could be claimed for {}, and no worker has claimed any; no known reason applies",
+            ago(facts.quiet)
+        );
+        return Reason::new("unexplained", sentence).advise(UNEXPLAINED);
+    };
+    Reason::new(code, format!("{opening}: {what}, {left} rows are left"))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn facts() -> BatchFacts {
-        BatchFacts {
-            state: "running".into(),
-            queue: "default".into(),
-            command: "noop".into(),
-            priority: 100,
-            parent: None,
-            open: true,
-            aborting: false,
-            rows: 10,
-            carved: 5,
-            done: 3,
-            failed: 0,
-            allowed: 0,
-            on_budget: None,
-            blocks_owned: 1,
-            blocks_due: 0,
-            next_due: None,
-            retrying: 0,
-            next_attempt: None,
-            last_error: None,
-            recent: 0,
-            last_tally: None,
-            error: None,
-            ahead: 0,
-        }
-    }
-
-    fn codes(facts: &BatchFacts) -> Vec<&'static str> {
-        let lane = Lane {
-            queue: "default".into(),
-            paused: false,
-            mode: "parallel".into(),
-            workers: 1,
-            serving: 1,
-            capable: 1,
-            focus: None,
-            troubled: Vec::new(),
-        };
-        explain_batch(7, facts, &lane, None).iter().map(|reason| reason.code).collect()
-    }
-
-    #[test]
-    fn beside_a_failure_nobody_says_that_nothing_is_wrong() {
-        assert_eq!(codes(&facts()), ["nothing_wrong"]);
-        let retrying = BatchFacts { retrying: 2, next_attempt: Some(2), ..facts() };
-        assert_eq!(codes(&retrying), ["retrying", "moving"]);
-        assert_eq!(codes(&BatchFacts { failed: 1, ..facts() }), ["failing", "moving"]);
-    }
-}
+mod tests;

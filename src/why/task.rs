@@ -1,6 +1,8 @@
 //! Why a task is where it is.
 
-use super::{Limits, Reason, lane_reasons, long_transaction, troubled};
+use super::{
+    Limits, Reason, UNEXPLAINED, ago, batch_with, lane_reasons, long_transaction, owner_silent, troubled,
+};
 use crate::store::{reasons, tasks};
 use tokio_postgres::{Error, GenericClient};
 
@@ -15,6 +17,10 @@ pub async fn task_with(
     id: i64,
     limits: Limits,
 ) -> Result<Option<Vec<Reason>>, Error> {
+    // A batch is a task, too; what is said of a task does not fit it.
+    if let Some(reasons) = batch_with(client, id, limits).await? {
+        return Ok(Some(reasons));
+    }
     let Some(task) = tasks::show(client, id).await? else { return Ok(None) };
     let mut reasons = Vec::new();
     match task.state.as_str() {
@@ -28,15 +34,7 @@ pub async fn task_with(
             let advice = format!("SELECT musterd.release({id})");
             reasons.push(Reason::new("held", format!("task {id} is held")).advise(advice));
         }
-        "waiting" => {
-            let children = reasons::open_children(client, id).await?;
-            let named: Vec<String> =
-                children.iter().map(|(id, command, state)| format!("{id} ({command}, {state})")).collect();
-            let sentence =
-                format!("task {id} waits for {} children: {}", task.open_children, named.join(", "));
-            let advice = children.first().map(|(child, ..)| format!("musterd why task {child}"));
-            reasons.push(Reason { what_to_do: advice, ..Reason::new("waiting_for_children", sentence) });
-        }
+        "waiting" => reasons.push(waiting(client, &task).await?),
         "scheduled" if !task.after.is_empty() => {
             let named: Vec<String> = task.after.iter().map(ToString::to_string).collect();
             let sentence = format!("task {id} starts after {} has ended", named.join(", "));
@@ -46,27 +44,71 @@ pub async fn task_with(
             );
         }
         "scheduled" => reasons.push(scheduled(id, &task)),
-        "running" => {
-            let worker = task.worker.as_deref().unwrap_or("a worker");
-            reasons.push(Reason::new(
-                "nothing_wrong",
-                format!("nothing is wrong: task {id} is running on {worker}, attempt {}", task.attempt),
-            ));
-        }
-        _ => {
-            let lane = reasons::lane(client, &task.queue, Some(&task.command)).await?;
-            reasons.extend(lane_reasons(&lane, Some(&task.command), Some(id), task.parent_id));
-            reasons.extend(troubled(&lane));
-            let horizon = reasons::horizon(client, limits.long_transaction.as_secs_f64()).await?;
-            reasons.extend(horizon.as_ref().map(long_transaction));
-            if !reasons.iter().any(|reason| reason.code != "long_transaction") {
-                let ahead = reasons::tasks_ahead(client, id).await?;
-                let sentence = format!("nothing is wrong: {ahead} tasks of queue {} come first", task.queue);
-                reasons.push(Reason::new("nothing_wrong", sentence));
-            }
-        }
+        "running" => reasons.push(running(client, &task).await?),
+        _ => reasons.extend(queued(client, &task, limits).await?),
     }
     Ok(Some(reasons))
+}
+
+async fn waiting(client: &impl GenericClient, task: &tasks::Shown) -> Result<Reason, Error> {
+    let id = task.id;
+    let children = reasons::open_children(client, id).await?;
+    let Some((first, ..)) = children.first() else {
+        let sentence =
+            format!("task {id} waited for its children, which have all ended; it was not ended yet");
+        let advice = "nothing: the sweep ends it, within completion.sweep_max (10m) if a worker is alive";
+        return Ok(Reason::new("ending", sentence).advise(advice));
+    };
+    let named: Vec<String> =
+        children.iter().map(|(id, command, state)| format!("{id} ({command}, {state})")).collect();
+    let sentence = format!("task {id} waits for {} children: {}", task.open_children, named.join(", "));
+    Ok(Reason::new("waiting_for_children", sentence).advise(format!("musterd why task {first}")))
+}
+
+async fn running(client: &impl GenericClient, task: &tasks::Shown) -> Result<Reason, Error> {
+    let id = task.id;
+    let Some(worker) = &task.worker else {
+        let sentence = format!("task {id} is running, but no worker has it; no known reason applies");
+        return Ok(Reason::new("unexplained", sentence).advise(UNEXPLAINED));
+    };
+    if let Some(seconds) = reasons::silent_for(client, worker).await? {
+        return Ok(owner_silent(&format!("task {id} is"), worker, Some(seconds)));
+    }
+    let sentence = format!("nothing is wrong: task {id} is running on {worker}, attempt {}", task.attempt);
+    Ok(Reason::new("nothing_wrong", sentence))
+}
+
+/// A task that is due and that no worker claims is unusual after this many seconds.
+const PATIENCE: f64 = 60.0;
+
+async fn queued(
+    client: &impl GenericClient,
+    task: &tasks::Shown,
+    limits: Limits,
+) -> Result<Vec<Reason>, Error> {
+    let (id, queue) = (task.id, &task.queue);
+    let lane = reasons::lane(client, queue, Some(&task.command)).await?;
+    let mut reasons = lane_reasons(&lane, Some(&task.command), Some(id), task.parent_id);
+    reasons.extend(troubled(&lane));
+    let horizon = reasons::horizon(client, limits.long_transaction.as_secs_f64()).await?;
+    reasons.extend(horizon.as_ref().map(long_transaction));
+    if reasons.iter().any(|reason| reason.code != "long_transaction") {
+        return Ok(reasons);
+    }
+    let ahead = reasons::tasks_ahead(client, id).await?;
+    let due = task.run_at.map_or(task.created_at, |due| due.max(task.created_at));
+    let waited = jiff::Timestamp::now().duration_since(due).as_secs_f64();
+    if ahead == 0 && waited > PATIENCE && reasons::busy(client, queue, None).await? == 0 {
+        let sentence = format!(
+            "task {id} is due for {} and comes first in queue {queue}, and no worker has claimed it; no known reason applies",
+            ago(waited)
+        );
+        reasons.push(Reason::new("unexplained", sentence).advise(UNEXPLAINED));
+    } else {
+        let sentence = format!("nothing is wrong: {ahead} tasks of queue {queue} come first");
+        reasons.push(Reason::new("nothing_wrong", sentence));
+    }
+    Ok(reasons)
 }
 
 fn scheduled(id: i64, task: &tasks::Shown) -> Reason {

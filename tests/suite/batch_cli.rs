@@ -7,7 +7,7 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
-use crate::suite::outputs::ground::{PATIENCE, end_lines, file_store, over, state};
+use crate::suite::outputs::ground::{PATIENCE, end_lines, file_store, folder, over, state};
 use crate::suite::support::config::TestConfig;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
@@ -54,8 +54,7 @@ async fn some_batches(db: &TestDb) -> Vec<i64> {
         ids.push(client.query_one(submit, &[&command, &hold]).await.unwrap().get(0));
     }
     for (id, failed) in [(ids[0], 0), (ids[1], 1)] {
-        let end = "INSERT INTO musterd.results (batch_id, line, state, attempt, error)
-            SELECT $1, n, CASE WHEN n <= $2 THEN 'failed' ELSE 'succeeded' END::musterd.state, n, CASE WHEN n <= $2 THEN E'boom\\nhere' END
+        let end = "SELECT guard.result($1, n, CASE WHEN n <= $2 THEN 'failed' ELSE 'succeeded' END, n, p_error => E'boom\\nhere')
               FROM generate_series(1, 4) n";
         client.execute(end, &[&id, &failed]).await.unwrap();
         client.execute("UPDATE musterd.batches SET next_line = 5 WHERE id = $1", &[&id]).await.unwrap();
@@ -64,11 +63,11 @@ async fn some_batches(db: &TestDb) -> Vec<i64> {
     }
     // The third: line 1 has ended, 2 is running, 3 waits for another try, 4 was never reached.
     let running = "WITH cursor AS (UPDATE musterd.batches SET next_line = 4 WHERE id = $1),
-        result AS (INSERT INTO musterd.results (batch_id, line, state, result) VALUES ($1, 1, 'succeeded', '{\"a\": 1}')),
-        tally AS (INSERT INTO musterd.tallies (batch_id, token, succeeded) VALUES ($1, $2::text::uuid, 1))
-        INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, attempt, worker, token)
-        VALUES ($1, 1, 2, 'default', 'one', 100, 1, 'somebody', $2::text::uuid),
-               ($1, 3, 3, 'default', 'one', 100, 2, NULL, NULL)";
+        result AS (INSERT INTO musterd.outcomes (batch_id, first_line, token, part, generation, attempt, lines, succeeded, failed, results)
+                   VALUES ($1, 1, $2::text::uuid, 1, 1, 1, '{[1,2)}', 1, 0, '{\"a\": 1}'))
+        INSERT INTO musterd.blocks (batch_id, lines, rows, queue, command, priority, attempt, worker, token)
+        VALUES ($1, '{[2,3)}', 1, 'default', 'one', 100, 1, 'somebody', $2::text::uuid),
+               ($1, '{[3,4)}', 1, 'default', 'one', 100, 2, NULL, NULL)";
     let token = "6f1e8e6e-6b1f-4d0e-9d55-0d2f6f0f6a11";
     client.execute(running, &[&ids[2], &token]).await.unwrap();
     ids
@@ -248,7 +247,7 @@ async fn outputs_are_listed_downloaded_and_checked() {
     assert_eq!(json_of(config, &["batch", "show", &batch]).await["outputs"], listed);
     let table = said(config, &["batch", "outputs", &batch]).await;
     let line = columns(table.lines().nth(1).unwrap());
-    let stored = dir.join(format!("batches/{id}/g1-r3/out.txt")).display().to_string();
+    let stored = dir.join(folder(&client, id, "g1-r3").await).join("out.txt").display().to_string();
     assert_eq!((line[0], line[3], *line.last().unwrap()), ("out.txt", "3", &*stored), "{table}");
     assert!(said(config, &["batch", "show", &batch]).await.contains("outputs: 1 file, 12 B, listed in "));
 

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use deadpool_postgres::Timeouts;
-use musterd::store::connect::{Cause, ConnectError, SessionSettings, Target};
+use musterd::store::connect::{Cause, ConnectError, Plans, SessionSettings, Target};
 
 use crate::suite::connect_server::{PASSWORD, Server, Tls};
 
@@ -188,15 +188,24 @@ async fn a_pool_pins_its_sessions_and_replaces_the_dead() {
         statement_timeout: Duration::from_millis(4321),
         lock_timeout: Duration::from_secs(3),
         idle_in_transaction_session_timeout: Duration::ZERO,
+        plans: Plans::OnceByIndex,
     };
     let shown = "SELECT concat_ws('|', current_setting('default_transaction_isolation'), \
                  current_setting('search_path'), current_setting('timezone'), \
                  current_setting('default_transaction_read_only'), current_setting('statement_timeout'), \
                  current_setting('lock_timeout'), current_setting('idle_in_transaction_session_timeout'), \
+                 current_setting('jit'), current_setting('plan_cache_mode'), current_setting('enable_seqscan'), \
                  current_setting('application_name'))";
     for (session, expected) in [
-        (Some(session), "read committed|pg_catalog, pg_temp|UTC|off|4321ms|3s|0|pool"),
-        (None, "serializable|evil|Asia/Tokyo|on|0|0|0|pool"),
+        (
+            Some(session),
+            "read committed|pg_catalog, pg_temp|UTC|off|4321ms|3s|0|off|force_generic_plan|off|pool",
+        ),
+        (
+            Some(SessionSettings { plans: Plans::Usual, ..session }),
+            "read committed|pg_catalog, pg_temp|UTC|off|4321ms|3s|0|off|auto|on|pool",
+        ),
+        (None, "serializable|evil|Asia/Tokyo|on|0|0|0|on|auto|on|pool"),
     ] {
         let pool = target.pool(ONE, "pool", session).unwrap();
         let client = pool.get().await.unwrap();

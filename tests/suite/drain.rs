@@ -70,7 +70,7 @@ async fn at_the_end_of_the_grace_rows_go_back_uncharged() {
     assert!(began.elapsed() >= Duration::from_secs(1), "it did not wait for the grace");
     let last = summary(&daemon);
     assert_eq!(last["rows_given_back"], 30, "{last}");
-    let free = "SELECT count(*) FROM musterd.blocks WHERE worker IS NULL AND attempt = 1 AND crashes = 0 AND last_line - first_line = 29";
+    let free = "SELECT count(*) FROM musterd.blocks WHERE worker IS NULL AND attempt = 1 AND crashes = 0 AND lines = '{[1,31)}'";
     assert_eq!(ledger.number(free).await, 1);
 }
 

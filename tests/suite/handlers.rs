@@ -6,6 +6,7 @@ mod exec;
 mod exec_death;
 mod http;
 mod http_limits;
+mod http_waits;
 pub(crate) mod server;
 mod sql;
 

@@ -89,7 +89,7 @@ async fn while_flushes_fail_it_is_not_ready_and_says_why() {
     let ledger = Ledger::open(&db).await;
     let daemon = Daemon::builder(&db, "").start();
     daemon.wait_ready().await;
-    ledger.client.batch_execute("ALTER TABLE musterd.results RENAME COLUMN attempt TO gone").await.unwrap();
+    ledger.client.batch_execute("ALTER TABLE musterd.outcomes RENAME COLUMN attempt TO gone").await.unwrap();
     ledger.submit("noop", 3).await;
     let answer = eventually(SOON, "it is not ready", async || {
         let (status, answer) = daemon.get("/readyz").await.unwrap();
@@ -101,7 +101,7 @@ async fn while_flushes_fail_it_is_not_ready_and_says_why() {
         "{answer}"
     );
     assert_eq!(daemon.get("/livez").await.unwrap().0, 200);
-    ledger.client.batch_execute("ALTER TABLE musterd.results RENAME COLUMN gone TO attempt").await.unwrap();
+    ledger.client.batch_execute("ALTER TABLE musterd.outcomes RENAME COLUMN gone TO attempt").await.unwrap();
     daemon.wait_ready().await;
 }
 
@@ -191,7 +191,7 @@ async fn the_channel_fills_while_outcomes_cannot_be_written_and_empties_afterwar
     daemon.wait_ready().await;
     assert_eq!(metric(&daemon, "musterd_batcher_channel_fullness ").await, 0.0);
     let holder = db.client().await;
-    holder.batch_execute("BEGIN; LOCK musterd.results IN EXCLUSIVE MODE").await.unwrap();
+    holder.batch_execute("BEGIN; LOCK musterd.outcomes IN EXCLUSIVE MODE").await.unwrap();
     let batch = ledger.submit("noop", 20_000).await;
     eventually(SOON, "the channel fills", async || {
         (metric(&daemon, "musterd_batcher_channel_fullness ").await > 0.5).then_some(())

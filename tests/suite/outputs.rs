@@ -2,12 +2,14 @@
 
 pub(crate) mod ground;
 mod large;
+mod late;
 mod trouble;
 
 use futures::FutureExt;
+use musterd::flow::complete::CompleteError;
 use musterd::handler::{Done, Outcome};
 use musterd::objects::{Key, Store};
-use musterd::store::batches::{Completion, Look};
+use musterd::store::batches::{Advisory, Completion, Look, ScopeEnd};
 use musterd::store::outputs::Snapshot;
 use musterd::store::{self, batches};
 use sha2::{Digest, Sha256};
@@ -88,7 +90,7 @@ async fn every_file_is_what_the_rows_say_in_both_stores() {
         assert_eq!(ended(&client, id).await, "succeeded");
         let store = Store::open(&config(&db, &toml).outputs).unwrap();
         let outputs = agrees(&client, &store, id).await;
-        let folder = format!("batches/{id}/g1-r2500");
+        let folder = folder(&client, id, "g1-r2500").await;
         assert_eq!(outputs["manifest"], format!("{folder}/manifest.json"));
         let expected = ["all.txt", "manifest.json", "third ü.csv"].map(|name| format!("{folder}/{name}"));
         assert_eq!(files_below(&dir), expected, "and nothing else");
@@ -103,7 +105,7 @@ async fn a_file_longer_than_a_part_and_many_pages_comes_whole() {
     let client = db.client().await;
     let id = over(&client, 5_000, &"y".repeat(4_000)).await;
     let completer = completer(&db, &toml);
-    assert_eq!(completer.complete_with_outputs(id).await.unwrap(), Completion::Completed);
+    assert_eq!(completer.complete_with_outputs(id, false).await.unwrap(), Completion::Completed);
     let outputs = agrees(&client, &completer.uploader.objects, id).await;
     assert!(outputs["bytes"].as_u64().unwrap() > 16 << 20);
 }
@@ -160,7 +162,7 @@ async fn what_is_read_is_of_the_moment_in_which_the_batch_was_closed() {
     let store = store::Store::open(&config(&db, "").database).unwrap();
     let mut reading = store.uploads.get().await.unwrap();
     let snapshot = Snapshot::begin(&mut reading).await.unwrap();
-    let Look::Closed(closed) = snapshot.look(id).await.unwrap() else { panic!("it is over") };
+    let Some(Look::Closed(closed)) = snapshot.look(id).await.unwrap() else { panic!("it is over") };
     assert_eq!((closed.rows, closed.succeeded, closed.outputs), (3, 3, true));
 
     // More rows come, run and end before anything is read.
@@ -176,8 +178,9 @@ async fn what_is_read_is_of_the_moment_in_which_the_batch_was_closed() {
     drop(snapshot);
     let mut writing = store.general.get().await.unwrap();
     let summary = musterd::json::Json::from_text("{}");
-    let answer = batches::complete(&mut writing, id, Some(&closed), Some(&summary)).await.unwrap();
-    assert_eq!(answer, Completion::Stale, "the count and the files are of an older batch");
+    let end = ScopeEnd { id, closed: Some(&closed), outputs: Some(&summary) };
+    let answer = batches::complete(&mut writing, &[end], Advisory::Ask).await.unwrap();
+    assert_eq!(answer, [(id, Completion::Stale)], "the count and the files are of an older batch");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -189,7 +192,8 @@ async fn a_batch_does_not_end_without_its_files() {
     let answer: String = client.query_one(complete, &[&id]).await.unwrap().get(0);
     assert_eq!(answer, "stale", "whoever ends it in SQL has uploaded nothing");
     let completer = completer(&db, &file_store().0);
-    assert_eq!(completer.complete(id).await.unwrap(), Completion::NeedsUpload);
+    let answers = completer.complete_all(vec![id]).await;
+    assert!(matches!(answers[..], [(_, Ok(Completion::NeedsUpload))]), "{answers:?}");
     assert_eq!(state(&client, id).await, "running");
 }
 
@@ -202,10 +206,11 @@ async fn the_files_of_an_aborted_batch_are_of_the_rows_that_ended() {
     end_lines(&client, id, 1, 4, "a").await;
     client.query_one("SELECT musterd.abort($1)", &[&id]).await.unwrap();
     let completer = completer(&db, &toml);
-    assert_eq!(completer.complete_with_outputs(id).await.unwrap(), Completion::Completed);
+    assert_eq!(completer.complete_with_outputs(id, false).await.unwrap(), Completion::Completed);
     assert_eq!(state(&client, id).await, "aborted");
     agrees(&client, &completer.uploader.objects, id).await;
-    let found = std::fs::read_to_string(dir.join(format!("batches/{id}/g1-r10-d4/out.txt"))).unwrap();
+    let found =
+        std::fs::read_to_string(dir.join(folder(&client, id, "g1-r10-d4").await).join("out.txt")).unwrap();
     assert_eq!(found, text(1..=4, "a"));
 }
 
@@ -239,17 +244,22 @@ async fn a_stalled_store_holds_no_lock() {
     let (_, toml, proxy) = behind_a_proxy().await;
     proxy.set(Fault::Blackhole);
     let completer = completer(&db, &toml);
-    let completing = completer.complete_with_outputs(id);
+    let completing = completer.complete_with_outputs(id, false);
     let looking = async {
         let pid = stalled(&client).await;
         let locks = "SELECT mode || ' on ' || COALESCE(relation::regclass::text, locktype) FROM pg_locks
              WHERE pid = $1 AND mode <> 'AccessShareLock' AND locktype <> 'virtualxid'";
         let locks: Vec<String> =
             client.query(locks, &[&pid]).await.unwrap().iter().map(|row| row.get(0)).collect();
-        assert_eq!(locks, [""; 0]);
+        assert_eq!(locks, ["ExclusiveLock on advisory"], "other workers see that it is at it");
         let advisory = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database =
                             (SELECT oid FROM pg_database WHERE datname = current_database())";
-        assert_eq!(client.query_one(advisory, &[]).await.unwrap().get::<_, i64>(0), 0);
+        assert_eq!(client.query_one(advisory, &[]).await.unwrap().get::<_, i64>(0), 1);
+        let end = "SELECT pg_try_advisory_xact_lock(hashtextextended('musterd.scope:' || $1::bigint, 0))";
+        assert!(
+            client.query_one(end, &[&id]).await.unwrap().get::<_, bool>(0),
+            "the end of the batch is free"
+        );
         // Nobody waits: the batch can be held, released and locked as if nothing were going on.
         let nowait = "SELECT id FROM musterd.batches WHERE id = $1 FOR UPDATE NOWAIT";
         client.query_one(nowait, &[&id]).await.unwrap();
@@ -270,12 +280,15 @@ async fn a_completer_that_was_overtaken_changes_nothing() {
     let (direct, held, proxy) = behind_a_proxy().await;
     proxy.set(Fault::Blackhole);
     let (slow, fast) = (completer(&db, &held), completer(&db, &direct));
-    let late = slow.complete_with_outputs(id);
+    let late = slow.complete_with_outputs(id, false);
     let overtaking = async {
         stalled(&client).await;
         client.query_one("SELECT musterd.append_rows($1, ARRAY['4', '5']::jsonb[])", &[&id]).await.unwrap();
         end_lines(&client, id, 4, 5, "a").await;
-        assert_eq!(fast.complete_with_outputs(id).await.unwrap(), Completion::Completed);
+        // As long as it believes that the other one will do it, it does not upload, too.
+        let left = fast.complete_with_outputs(id, false).await.unwrap_err();
+        assert!(matches!(&left, CompleteError::Outputs { source, .. } if source.is_busy()), "{left}");
+        assert_eq!(fast.complete_with_outputs(id, true).await.unwrap(), Completion::Completed);
         let outputs = agrees(&client, &fast.uploader.objects, id).await;
         proxy.set(Fault::None);
         outputs
@@ -284,6 +297,6 @@ async fn a_completer_that_was_overtaken_changes_nothing() {
     assert_eq!(answer.unwrap(), Completion::Ended);
     assert_eq!(agrees(&client, &fast.uploader.objects, id).await, outputs);
     // What it uploaded all the same is gone again.
-    let orphan = Key::new(format!("batches/{id}/g1-r3/out.txt")).unwrap();
+    let orphan = Key::new(format!("{}/out.txt", folder(&client, id, "g1-r3").await)).unwrap();
     assert!(fast.uploader.objects.read(&orphan).await.is_err());
 }

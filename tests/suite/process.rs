@@ -137,7 +137,7 @@ async fn every_line_is_one_json_object_and_holds_no_secret_and_no_payload() {
     // The check has PostgreSQL refuse every result of `echo`, quoting it in the error's details.
     let make = format!(
         "CREATE ROLE \"{role}\" SUPERUSER LOGIN PASSWORD 'secret-canary';
-         ALTER TABLE musterd.results ADD CHECK (result::text NOT LIKE '%canary%')"
+         ALTER TABLE musterd.outcomes ADD CHECK (results NOT LIKE '%canary%')"
     );
     db.client().await.batch_execute(&make).await.unwrap();
     let (_, address) = db.url().rsplit_once('@').unwrap();
@@ -167,7 +167,7 @@ async fn every_line_is_one_json_object_and_holds_no_secret_and_no_payload() {
         assert!(!text("target").is_empty() && event.get("fields").is_none(), "{event}");
     }
     assert!(lines.iter().any(|line| line.contains("\"a panic\"")), "a panic is an event, too");
-    assert!(lines.iter().any(|line| line.contains("a row cannot be stored")), "nothing was refused");
+    assert!(lines.iter().any(|line| line.contains("a flush is refused")), "nothing was refused");
     let leak = lines.iter().find(|line| line.contains("canary"));
     assert_eq!(leak, None);
 }

@@ -19,8 +19,8 @@ async fn what_a_living_worker_owns_and_does_not_hold_is_freed() {
          n AS (SELECT id FROM b)
          SELECT id FROM n";
     let batch: i64 = ledger.client.query_one(lose, &[]).await.unwrap().get(0);
-    let own = "INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, worker, token, claimed_at)
-               VALUES ($1, 1, 2, 'default', 'noop', 100, $2, gen_random_uuid(), now())";
+    let own = "INSERT INTO musterd.blocks (batch_id, lines, rows, queue, command, priority, worker, token, claimed_at)
+               VALUES ($1, '{[1,3)}', 2, 'default', 'noop', 100, $2, gen_random_uuid(), now())";
     ledger.client.execute("UPDATE musterd.batches SET next_line = 3", &[]).await.unwrap();
     ledger.client.execute("SELECT musterd.release($1)", &[&batch]).await.unwrap();
     ledger.client.execute(own, &[&batch, &worker]).await.unwrap();
@@ -40,7 +40,10 @@ async fn what_a_worker_holds_and_does_not_own_is_given_up() {
     // As if PostgreSQL had crashed and lost a claim that was not synced yet.
     ledger
         .client
-        .execute("UPDATE musterd.blocks SET worker = NULL, token = NULL, available_at = 'infinity'", &[])
+        .execute(
+            "UPDATE musterd.blocks SET worker = NULL, token = NULL, available_at = now() + interval '1 hour'",
+            &[],
+        )
         .await
         .unwrap();
     daemon.wait_for_log(SOON, |line| line.contains("this block is not ours any more")).await;

@@ -24,11 +24,8 @@ async fn ended(client: &Client, rows: i32, more: &str) -> String {
     client
         .batch_execute(&format!(
             "UPDATE musterd.batches SET next_line = rows + 1 WHERE id = {id};
-             INSERT INTO musterd.results (batch_id, line, state, attempt, error)
-             SELECT {id}, n, CASE WHEN n % 3 = 0 THEN 'failed' ELSE 'succeeded' END::musterd.state, 2,
-                    CASE WHEN n % 3 = 0 THEN 'boom ' || n END FROM generate_series(1, {rows}) n;
-             INSERT INTO musterd.tallies (batch_id, token, succeeded, failed)
-             VALUES ({id}, gen_random_uuid(), {rows} - {failed}, {failed})"
+             SELECT guard.result({id}, n, CASE WHEN n % 3 = 0 THEN 'failed' ELSE 'succeeded' END, 2, p_error => 'boom ' || n)
+               FROM generate_series(1, {rows}) n"
         ))
         .await
         .unwrap();
@@ -55,8 +52,9 @@ async fn failed_rows_wait_again_and_their_old_results_are_history() {
     assert_eq!(value(&client, PROGRESS).await, "running|2|7|2|0|5|0|0");
     let task = "SELECT state, error IS NULL AND result IS NULL AND finished_at IS NULL FROM musterd.tasks WHERE command = 'work'";
     assert_eq!(value(&client, task).await, "running|t");
-    let history = "SELECT line, generation, state, attempt, error FROM musterd.results_history ORDER BY line";
-    assert_eq!(rows(&client, history).await, ["3|1|failed|2|boom 3", "6|1|failed|2|boom 6"]);
+    let history = "SELECT line, generation, attempt, error FROM musterd.failures_history ORDER BY line";
+    assert_eq!(rows(&client, history).await, ["3|1|2|boom 3", "6|1|2|boom 6"]);
+    assert_eq!(value(&client, "SELECT count(*) FROM musterd.failures").await, "0");
     assert_eq!(value(&client, &redrive(&id)).await, "running", "a repeat changes nothing");
     assert_eq!(value(&client, PROGRESS).await, "running|2|7|2|0|5|0|0");
     // A count of the generation before is not the end of this one.

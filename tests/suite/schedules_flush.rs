@@ -1,15 +1,18 @@
 //! Flushes that meet a recovery, an abort, or a network that swallows the answer: applied once, or refused.
 
+use deadpool_postgres::Object;
 use musterd::json::Json;
-use musterd::store::batches::{self, Completion, Look};
-use musterd::store::flush::{self, Close, Written};
+use musterd::store::batches::Completion;
+use musterd::store::flush::{self, BlockWrite, Close, Patience, Purpose};
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use crate::suite::support::database::TestDb;
 use crate::suite::support::gate::Gate;
 use crate::suite::support::ledger::{
-    backend, carve, closing_with_retry, lines, open_lines, session, success, take, write, written,
+    REFUSED, backend, carve, closing_with_retry, complete, lines, look, open_lines, session, success, take,
+    write, write_all, written,
 };
 use crate::suite::support::proxy::{Fault, FaultProxy};
 use crate::suite::support::schedule::Schedule;
@@ -21,8 +24,8 @@ use crate::suite::support::worker::{
 };
 
 const LEDGER: &str =
-    "SELECT (SELECT count(*) FROM musterd.results) || '/' || (SELECT count(*) FROM musterd.tallies)
-                             || '/' || (SELECT count(*) FROM musterd.blocks)";
+    "SELECT (SELECT count(*) FROM musterd.results) || '/' || (SELECT count(*) FROM musterd.outcomes)
+                             || '/' || (SELECT string_agg(lines::text, ' ' ORDER BY id) FROM musterd.blocks)";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_zombie_writes_nothing() {
@@ -33,17 +36,18 @@ async fn a_zombie_writes_nothing() {
     client.execute("UPDATE musterd.blocks SET token = gen_random_uuid()", &[]).await.unwrap();
     let before: String = ask(&client, LEDGER).await;
     for close in [None, Some(Close::default()), closing_with_retry(&[1, 2])] {
-        assert_eq!(write(&zombie, success(&block, 1..=5, close)).await, Written::NotHeld);
+        assert_eq!(write(&zombie, success(&block, 1..=5, close)).await, REFUSED);
         assert_eq!(ask::<String>(&client, LEDGER).await, before);
     }
     // An id handed out again after a crash of the server is somebody else's block.
     free_all_blocks(&client).await;
-    assert_eq!(write(&zombie, success(&block, 1..=5, None)).await, Written::NotHeld);
+    assert_eq!(write(&zombie, success(&block, 1..=5, None)).await, REFUSED);
     // In one flush with a zombie's block, the others are written.
     submit(&client, "work", 5, "").await;
     let held = carve(&zombie, 1, 5).await.remove(0);
-    let both = [success(&block, 1..=5, None), success(&held, 1..=5, Some(Close::default()))];
-    assert_eq!(flush::write_if_held(&zombie, &both).await.unwrap(), [Written::NotHeld, written(5)]);
+    let mut both = [success(&block, 1..=5, None), success(&held, 1..=5, Some(Close::default()))];
+    assert_eq!(write_all(&zombie, &mut both).await, [false, true]);
+    assert_eq!(ask::<String>(&client, LEDGER).await, "5/1/{[1,6)}", "of the second batch only");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,7 +57,7 @@ async fn a_flush_that_meets_a_recovery_waits_and_is_refused() {
     submit(&client, "work", 5, "").await;
     let block = carve(&zombie, 1, 5).await.remove(0);
     let waiting = backend(&zombie).await;
-    for (end, expected) in [("ROLLBACK", written(2)), ("COMMIT", Written::NotHeld)] {
+    for (end, expected) in [("ROLLBACK", written(2)), ("COMMIT", REFUSED)] {
         let recovery = db.client().await;
         let token = Uuid::new_v4();
         recovery.batch_execute("BEGIN").await.unwrap();
@@ -79,12 +83,13 @@ async fn after_a_partial_flush_and_a_recovery_the_rest_is_fenced_and_nothing_run
     let batch = submit(&client, "work", 10, "").await;
     let block = carve(&first, 1, 10).await.remove(0);
     assert_eq!(write(&first, success(&block, 1..=3, None)).await, written(3));
-    // The recovery splits what the first one held.
+    // The recovery splits what the first one held: only what is open is left of it.
     client
         .batch_execute(
             "WITH gone AS (DELETE FROM musterd.blocks RETURNING *)
-             INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, crashes)
-             SELECT batch_id, f, l, queue, command, priority, 1 FROM gone, (VALUES (1, 5), (6, 10)) v (f, l)",
+             INSERT INTO musterd.blocks (batch_id, lines, rows, queue, command, priority, crashes)
+             SELECT batch_id, p.lines, musterd.count_lines(p.lines), queue, command, priority, 1
+               FROM gone, LATERAL (VALUES (gone.lines * '{[1,6)}'), (gone.lines * '{[6,11)}')) p (lines)",
         )
         .await
         .unwrap();
@@ -95,17 +100,19 @@ async fn after_a_partial_flush_and_a_recovery_the_rest_is_fenced_and_nothing_run
         .await
         .unwrap();
     taken.extend(take(&second, 2).await);
-    assert_eq!(lines(&taken), [(1, 5), (6, 10)]);
+    assert_eq!(lines(&taken), [(4, 5), (6, 10)]);
     assert_eq!(open_lines(&second, &taken[0]).await, [4, 5]);
     assert_eq!(open_lines(&second, &taken[1]).await, [6, 7, 8, 9, 10]);
-    assert_eq!(write(&first, success(&block, 4..=10, Some(Close::default()))).await, Written::NotHeld);
+    assert_eq!(write(&first, success(&block, 4..=10, Some(Close::default()))).await, REFUSED);
     assert_eq!(write(&second, success(&taken[1], 6..=10, Some(Close::default()))).await, written(5));
-    // Lines that have a result keep it, whoever writes them again.
-    assert_eq!(write(&second, success(&taken[0], 1..=5, Some(Close::default()))).await, written(2));
+    // Lines that have a result keep it, whoever writes them again: the whole write is refused, the block stays as it is.
+    let before: String = ask(&client, LEDGER).await;
+    assert_eq!(write(&second, success(&taken[0], 1..=5, Some(Close::default()))).await, REFUSED);
+    assert_eq!(ask::<String>(&client, LEDGER).await, before);
+    assert_eq!(write(&second, success(&taken[0], 4..=5, Some(Close::default()))).await, written(2));
     let mut second = second;
-    let Look::Closed(closed) = batches::look(&**second, batch).await.unwrap() else { panic!("not closed") };
-    let answer = batches::complete(&mut second, batch, Some(&closed), None).await.unwrap();
-    assert_eq!(answer, Completion::Completed);
+    let closed = look(&second, batch).await.unwrap();
+    assert_eq!(complete(&mut second, &closed).await, Completion::Completed);
     assert_accounts_balance(&client).await;
 }
 
@@ -126,7 +133,8 @@ async fn a_flush_and_an_abort_do_not_wait_for_each_other() {
     worker.batch_execute("BEGIN; SELECT * FROM musterd.blocks FOR UPDATE").await.unwrap();
     worker
         .batch_execute(&format!(
-            "INSERT INTO musterd.results (batch_id, line, state) VALUES ({batch}, 2, 'succeeded')"
+            "INSERT INTO musterd.outcomes (batch_id, first_line, token, part, generation, attempt, lines, succeeded, failed)
+             VALUES ({batch}, 2, gen_random_uuid(), 1, 1, 1, '{{[2,3)}}', 1, 0)"
         ))
         .await
         .unwrap();
@@ -135,14 +143,11 @@ async fn a_flush_and_an_abort_do_not_wait_for_each_other() {
     // What its holder has is still taken until the batch has ended, and refused afterwards.
     assert_eq!(write(&worker, success(&block, [2], None)).await, written(1));
     let mut completer = session(&db).await;
-    assert_eq!(batches::look(&**completer, batch).await.unwrap(), Look::Nothing, "a block is in hand");
+    assert_eq!(look(&completer, batch).await, None, "a block is in hand");
     assert_eq!(write(&worker, success(&block, [3], Some(Close::default()))).await, written(1));
-    let Look::Closed(closed) = batches::look(&**completer, batch).await.unwrap() else {
-        panic!("not closed")
-    };
-    let answer = batches::complete(&mut completer, batch, Some(&closed), None).await.unwrap();
-    assert_eq!(answer, Completion::Completed);
-    assert_eq!(write(&worker, success(&block, [4], None)).await, Written::NotHeld);
+    let closed = look(&completer, batch).await.unwrap();
+    assert_eq!(complete(&mut completer, &closed).await, Completion::Completed);
+    assert_eq!(write(&worker, success(&block, [4], None)).await, REFUSED);
     assert_eq!(progress(&client, batch).await.aborted, 7);
     assert_accounts_balance(&client).await;
 }
@@ -230,8 +235,8 @@ async fn a_claim_whose_reply_is_lost_is_adopted() {
     client
         .batch_execute(&format!(
             "UPDATE musterd.batches SET next_line = 21 WHERE id = {batch};
-             INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, available_at)
-             VALUES ({batch}, 1, 20, 'default', 'work', 100, 'infinity')"
+             INSERT INTO musterd.blocks (batch_id, lines, rows, queue, command, priority)
+             VALUES ({batch}, '{{[1,21)}}', 20, 'default', 'work', 100)"
         ))
         .await
         .unwrap();
@@ -254,6 +259,18 @@ async fn a_claim_whose_reply_is_lost_is_adopted() {
     assert_accounts_balance(&client).await;
 }
 
+/// The SQLSTATE of a flush that fails; its wait for a lock has an end, and does not count.
+async fn refused_with(client: &Object, write: BlockWrite) -> String {
+    loop {
+        let answer =
+            flush::write_if_held(client, &mut [write.clone()], Purpose::Write, Patience::Group).await;
+        match answer.unwrap_err().code() {
+            Some(&SqlState::LOCK_NOT_AVAILABLE) => {}
+            code => return code.unwrap().code().to_owned(),
+        }
+    }
+}
+
 /// Rows come with an outcome that is new, or not at all.
 #[tokio::test(flavor = "multi_thread")]
 async fn appended_rows_are_there_once_and_only_with_their_outcome() {
@@ -262,9 +279,10 @@ async fn appended_rows_are_there_once_and_only_with_their_outcome() {
     let batch = submit(&client, "work", 4, "").await;
     let block = carve(&worker, 1, 4).await.remove(0);
     let appending = |lines: std::ops::RangeInclusive<i32>| {
-        let mut write = success(&block, lines, None);
-        for row in &mut write.rows {
-            row.append = vec![Json::from_text(format!("\"{}a\"", row.line)), Json::from_text("\"b\"")];
+        let mut write = success(&block, lines.clone(), None);
+        for line in lines {
+            write.outcomes.append(line, Json::from_text(format!("\"{line}a\"")));
+            write.outcomes.append(line, Json::from_text("\"b\""));
         }
         write
     };
@@ -273,11 +291,15 @@ async fn appended_rows_are_there_once_and_only_with_their_outcome() {
     // Somebody else has it: neither outcome nor rows.
     let mut zombie = appending(1..=2);
     zombie.block.token = Uuid::new_v4();
-    assert_eq!(write(&worker, zombie).await, Written::NotHeld);
+    assert_eq!(write(&worker, zombie).await, REFUSED);
     assert_eq!(ask::<String>(&client, rows).await, "4 ");
-    // Twice, as after a lost reply; the second time with one that is new.
-    assert_eq!(write(&worker, appending(1..=2)).await, written(2));
-    assert_eq!(write(&worker, appending(1..=3)).await, written(1));
+    // Twice, as after a lost reply; then with one that is new beside those that are done: nothing of it.
+    let first = appending(1..=2);
+    assert_eq!(write(&worker, first.clone()).await, written(2));
+    assert_eq!(write(&worker, first).await, REFUSED);
+    assert_eq!(write(&worker, appending(1..=3)).await, REFUSED);
+    assert_eq!(ask::<String>(&client, rows).await, "8 1a b 2a b");
+    assert_eq!(write(&worker, appending(3..=3)).await, written(1));
     assert_eq!(ask::<String>(&client, rows).await, "10 1a b 2a b 3a b");
     assert_eq!(lines(&carve(&worker, 1, 100).await), [(5, 10)], "they run like all others");
     // A flush that appends takes the batch before the block, as everybody does.
@@ -285,17 +307,15 @@ async fn appended_rows_are_there_once_and_only_with_their_outcome() {
     schedule.run("operator", "BEGIN").await;
     schedule.run("operator", &format!("SELECT musterd.abort({batch})")).await;
     let waiting = backend(&worker).await;
-    let (refused, ()) =
-        tokio::join!(async { flush::write_if_held(&worker, &[appending(4..=4)]).await }, async {
-            eventually(PATIENCE, "the flush waits for the batch", async || {
-                let blocked = format!("SELECT cardinality(pg_blocking_pids({waiting})) > 0");
-                ask::<bool>(&client, &blocked).await.then_some(())
-            })
-            .await;
-            schedule.run("operator", "COMMIT").await;
-        });
-    let code = refused.unwrap_err().code().unwrap().code().to_owned();
-    assert_eq!(code, "23514", "a batch that is being aborted takes no more rows");
+    let (refused, ()) = tokio::join!(refused_with(&worker, appending(4..=4)), async {
+        eventually(PATIENCE, "the flush waits for the batch", async || {
+            let blocked = format!("SELECT cardinality(pg_blocking_pids({waiting})) > 0");
+            ask::<bool>(&client, &blocked).await.then_some(())
+        })
+        .await;
+        schedule.run("operator", "COMMIT").await;
+    });
+    assert_eq!(refused, "23514", "a batch that is being aborted takes no more rows");
     worker.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(ask::<i64>(&client, "SELECT count(*) FROM musterd.results").await, 3);
 }

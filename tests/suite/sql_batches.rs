@@ -1,10 +1,13 @@
 //! The life of a batch as the SQL API shows it: states, progress, hold, abort, pause, and the answers of complete_scope.
 
+use musterd::store::facts::{Budget, check_budget};
 use musterd::store::flush::Close;
 use tokio_postgres::Client;
 
 use crate::suite::support::database::TestDb;
-use crate::suite::support::ledger::{carve, closing_with_retry, session, success, take, write, written};
+use crate::suite::support::ledger::{
+    carve, closing_with_retry, failure, lines, session, success, take, write, written,
+};
 use crate::suite::support::sql::{refusal, rows, value};
 
 async fn progress(client: &Client, id: i64) -> String {
@@ -13,8 +16,9 @@ async fn progress(client: &Client, id: i64) -> String {
 }
 
 async fn states(client: &Client, id: i64) -> String {
-    let sql = "SELECT string_agg(state || coalesce('@' || attempt, ''), ' ' ORDER BY line) FROM musterd.batch_rows WHERE batch_id = ";
-    value(client, &format!("{sql}{id}")).await
+    let sql =
+        "SELECT string_agg(state || coalesce('@' || attempt, ''), ' ' ORDER BY line) FROM musterd.batch_rows";
+    value(client, &format!("{sql}({id})")).await
 }
 
 async fn complete(client: &Client, id: i64, counts: &str) -> String {
@@ -51,10 +55,8 @@ async fn a_batch_shows_every_step_of_its_way() {
     );
     let fresh = carve(&worker, 1, 3).await.remove(0);
     let again = take(&worker, 1).await.remove(0);
-    assert_eq!((again.first, again.attempt), (3, 2));
-    let mut failed = success(&again, [3], Some(Close::default()));
-    failed.rows[0].verdict = musterd::store::flush::Verdict::Failed("no".into());
-    write(&worker, failed).await;
+    assert_eq!((lines(&[again.clone()]), again.attempt), (vec![(3, 3)], 2));
+    assert_eq!(write(&worker, failure(&again, [3], Some(Close::default()))).await, written(1));
     assert_eq!(complete(&client, id, ", 1, 6, 2, 1").await, "open", "a block is held");
     assert_eq!(write(&worker, success(&fresh, 4..=6, Some(Close::default()))).await, written(3));
     for stale in ["", ", 1, 5, 4, 1", ", 1, 6, 4, 1", ", 2, 6, 5, 1", ", 1, 6, 6, 1"] {
@@ -111,7 +113,8 @@ async fn an_abort_writes_nothing_per_row() {
     assert_eq!(progress(&client, id).await, "running|4|2|2|0|0|0");
     assert_eq!(write(&worker, success(&block, [1], closing_with_retry(&[2]))).await, written(1));
     assert_eq!(complete(&client, id, ", 1, 4, 0, 0").await, "stale");
-    assert_eq!(complete(&client, id, ", 1, 4, 1, 0").await, "completed");
+    assert_eq!(complete(&client, id, ", 1, 4, 1, 0").await, "stale", "counted before the last flush");
+    assert_eq!(complete(&client, id, ", 1, 4, 1, 0, p_recorded => 1").await, "completed");
     assert_eq!(progress(&client, id).await, "aborted|4|0|0|1|0|3");
     assert_eq!(states(&client, id).await, "succeeded@1 aborted aborted aborted");
     let left =
@@ -170,18 +173,19 @@ async fn a_percentage_is_taken_as_the_user_wrote_it() {
         let id: i64 = value(&client, submit).await.parse().unwrap();
         let fill = format!(
             "UPDATE musterd.batches SET next_line = 1000 WHERE id = {id};
-             INSERT INTO musterd.tallies (batch_id, token, succeeded, failed)
-             VALUES ({id}, gen_random_uuid(), {}, {failed})",
-            1_000 - failed
+             SELECT guard.result({id}, n, CASE WHEN n <= {failed} THEN 'failed' ELSE 'succeeded' END) FROM generate_series(1, 999) n"
         );
         client.batch_execute(&fill).await.unwrap();
-        let (_, spent) = musterd::store::batches::worth_a_look(&session(&db).await, &[id]).await.unwrap();
+        let worker = session(&db).await;
+        let (_, spent) = musterd::store::batches::worth_a_look(&worker, &[id]).await.unwrap();
         assert_eq!(spent.is_empty(), failed == 7, "{failed}");
         // With nothing left there is nothing to stop.
-        let last = format!("UPDATE musterd.batches SET next_line = 1001 WHERE id = {id}");
+        let last = format!(
+            "UPDATE musterd.batches SET next_line = 1001 WHERE id = {id}; SELECT guard.result({id}, 1000, 'succeeded')"
+        );
         client.batch_execute(&last).await.unwrap();
-        let (_, spent) = musterd::store::batches::worth_a_look(&session(&db).await, &[id]).await.unwrap();
-        assert!(spent.is_empty(), "{failed}");
+        let within = Budget::Within { may_fail: 7, has_failed: failed };
+        assert_eq!(check_budget(&worker, id).await.unwrap(), within, "{failed}");
         let counts = format!(", 1, 1000, {}, {failed}", 1_000 - failed);
         assert_eq!(complete(&client, id, &counts).await, "completed");
         assert_eq!(value(&client, &format!("SELECT state FROM musterd.tasks WHERE id = {id}")).await, state);

@@ -70,8 +70,7 @@ async fn ended_rows(db: &TestDb) -> String {
     client
         .batch_execute(&format!(
             "UPDATE musterd.batches SET next_line = 3 WHERE id = {id};
-             INSERT INTO musterd.results (batch_id, line, state) VALUES ({id}, 1, 'succeeded'), ({id}, 2, 'succeeded');
-             INSERT INTO musterd.tallies (batch_id, token, succeeded) VALUES ({id}, gen_random_uuid(), 2)"
+             SELECT guard.result({id}, n, 'succeeded') FROM generate_series(1, 2) n"
         ))
         .await
         .unwrap();
@@ -85,7 +84,7 @@ async fn hold_and_abort_come_before_the_end_or_after_it() {
     let mut schedule = two(&db).await;
     for (operation, then, state) in [("hold", "open", "held"), ("abort", "completed", "aborted")] {
         let id = ended_rows(&db).await;
-        let complete = format!("SELECT musterd.complete_scope({id}, 1, 2, 2, 0)");
+        let complete = format!("SELECT musterd.complete_scope({id}, 1, 2, 2, 0, p_recorded => 2)");
         let operate = format!("SELECT musterd.{operation}({id})");
         let now = format!("SELECT state FROM musterd.tasks WHERE id = {id}");
         schedule.run("a", "BEGIN").await;
@@ -96,7 +95,7 @@ async fn hold_and_abort_come_before_the_end_or_after_it() {
         assert_eq!(value(&client, &now).await, state);
 
         let id = ended_rows(&db).await;
-        let complete = format!("SELECT musterd.complete_scope({id}, 1, 2, 2, 0)");
+        let complete = format!("SELECT musterd.complete_scope({id}, 1, 2, 2, 0, p_recorded => 2)");
         let operate = format!("SELECT musterd.{operation}({id})");
         schedule.run("b", "BEGIN").await;
         assert_eq!(schedule.run("b", &complete).await.rows(), ["completed"]);

@@ -28,8 +28,8 @@ async fn a_producer_submits_and_steers_and_touches_no_table() {
         "INSERT INTO musterd.tasks (command, state) VALUES ('a', 'succeeded')",
         "INSERT INTO musterd.tasks (command, parent_id) VALUES ('a', 1)",
         "UPDATE musterd.tasks SET state = 'queued'",
-        "DELETE FROM musterd.rows",
-        "INSERT INTO musterd.results (batch_id, line, state) VALUES (1, 1, 'succeeded')",
+        "DELETE FROM musterd.chunks",
+        "INSERT INTO musterd.failures (batch_id, line, generation, attempt, error) VALUES (1, 1, 1, 1, 'no')",
         "SELECT musterd.complete_scope(1)",
         "SELECT musterd.register_command('evil', 'q', 'sql', 'x')",
         "SELECT musterd.pause_queue('default')",
@@ -47,7 +47,7 @@ async fn an_observer_reads_and_does_nothing_else() {
     let batch = value(&db.client().await, BATCH).await;
     let login = db.login("musterd_observer").await;
     let (client, _connection) = connect(&login.url).await;
-    assert_eq!(value(&client, "SELECT count(*) FROM musterd.batch_rows").await, "2");
+    assert_eq!(value(&client, &format!("SELECT count(*) FROM musterd.batch_rows({batch})")).await, "2");
     assert_eq!(value(&client, "SELECT count(*) FROM musterd.blocks").await, "0");
     assert_eq!(value(&client, &format!("SELECT musterd.has_pending_children({batch})")).await, "f");
     for forbidden in [
@@ -83,8 +83,8 @@ async fn a_worker_ends_batches_and_grants_nothing() {
     for forbidden in [
         "SELECT musterd.grant_roles()",
         "SELECT musterd.make_role('x')",
-        "DROP TABLE musterd.rows",
-        "TRUNCATE musterd.rows",
+        "DROP TABLE musterd.chunks",
+        "TRUNCATE musterd.chunks",
     ] {
         assert!(refusal(&client, forbidden).await.starts_with("42501"), "{forbidden}");
     }

@@ -19,9 +19,7 @@ async fn a_batch_has_what_it_was_given_and_defaults_for_the_rest() {
             .await;
     let state = "SELECT queue, priority, state, rows, queued, running, succeeded, failed, aborted FROM musterd.batch_progress WHERE id = ";
     assert_eq!(value(&client, &format!("{state}{plain}")).await, "money|100|queued|3|3|0|0|0|0");
-    let lines = format!(
-        "SELECT line, input, state, attempt FROM musterd.batch_rows WHERE batch_id = {plain} ORDER BY line"
-    );
+    let lines = format!("SELECT line, input, state, attempt FROM musterd.batch_rows({plain}) ORDER BY line");
     assert_eq!(rows(&client, &lines).await, ["1|1|queued|", "2|null|queued|", "3|{\"a\": 2}|queued|"]);
     let full = value(
         &client,
@@ -210,8 +208,8 @@ async fn rows_are_added_to_a_batch_that_is_held_or_runs_and_to_no_other() {
     assert_eq!(value(&client, &append("ARRAY['3', '4']::jsonb[]")).await, "4");
     assert_eq!(value(&client, &append("'[]'::jsonb")).await, "4");
     let staged = format!(
-        "BEGIN; CREATE TEMP TABLE staged (line int, input jsonb) ON COMMIT DROP;
-         INSERT INTO staged VALUES (10, '6'), (7, '5'); SELECT musterd.extend_batch({id}, 'pg_temp.staged'); COMMIT"
+        "BEGIN; CREATE TEMP TABLE staged (first_line int, last_line int, inputs text) ON COMMIT DROP;
+         INSERT INTO staged VALUES (2, 2, '6'), (1, 1, '5'); SELECT musterd.extend_batch({id}, 'pg_temp.staged'); COMMIT"
     );
     assert_eq!(rows(&client, &staged).await, ["6"]);
     let lines = format!(
@@ -223,7 +221,7 @@ async fn rows_are_added_to_a_batch_that_is_held_or_runs_and_to_no_other() {
     let said = refusal(&client, &append("'[7]'::jsonb")).await;
     assert!(said.starts_with("23514") && said.contains("is being aborted"), "{said}");
     assert_eq!(
-        value(&client, &format!("SELECT musterd.complete_scope({id}, 1, 6, 2, 0)")).await,
+        value(&client, &format!("SELECT musterd.complete_scope({id}, 1, 6, 2, 0, p_recorded => 2)")).await,
         "completed"
     );
     let said = refusal(&client, &append("'[7]'::jsonb")).await;

@@ -424,8 +424,8 @@ async fn an_aborted_parent_ends_after_its_child_batch_and_takes_its_children_alo
     client
         .batch_execute(&format!(
             "UPDATE musterd.batches SET next_line = 2 WHERE id = {batch};
-             INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, worker, token)
-             VALUES ({batch}, 1, 1, 'q', 'work', 100, 'w', gen_random_uuid())"
+             INSERT INTO musterd.blocks (batch_id, lines, rows, queue, command, priority, worker, token)
+             VALUES ({batch}, '{{[1,2)}}', 1, 'q', 'work', 100, 'w', gen_random_uuid())"
         ))
         .await
         .unwrap();

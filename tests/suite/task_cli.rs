@@ -108,7 +108,7 @@ async fn moments_that_no_calendar_has_are_shown_all_the_same() {
     client
         .batch_execute(
             "UPDATE musterd.tasks SET run_at = '20000-01-01', created_at = '-infinity', finished_at = 'infinity';
-             INSERT INTO musterd.results (batch_id, line, state, finished_at) SELECT id, 1, 'succeeded', '-infinity' FROM musterd.batches;
+             SELECT guard.result(id, 1, 'succeeded', p_at => '-infinity') FROM musterd.batches;
              INSERT INTO musterd.workers (id, host, pid, version, started_at, seen_at, ended_at)
              VALUES ('w', 'h', 1, '0', '-infinity', '20000-01-01', 'infinity')",
         )

@@ -19,8 +19,8 @@ fibers = 1
 
 const ON_DONE: &str = "SELECT count(*) FROM musterd.tasks WHERE command = 'tell'";
 /// Every result with the transaction that wrote it: who writes one again cannot hide it.
-const WRITTEN: &str =
-    "SELECT coalesce(array_agg(xmin::text || ':' || line ORDER BY line), '{}') FROM musterd.results";
+const WRITTEN: &str = "SELECT coalesce(array_agg(o.xmin::text || ':' || l.line ORDER BY l.line), '{}')
+       FROM musterd.outcomes o CROSS JOIN LATERAL musterd.lines_of(o.lines) l (line)";
 
 /// Runs a worker until it dies at the failpoint.
 async fn dies_at(db: &TestDb, failpoint: &str) {

@@ -62,12 +62,12 @@ async fn a_drain_finishes_the_block_in_hand_and_begins_no_other() {
 /// What a worker leaves of the block whose third line it had to let go of.
 async fn assert_given_back(db: &TestDb, batch: i64) {
     let client = db.client().await;
-    let blocks = "SELECT array_agg(first_line || '-' || last_line || ' attempt ' || attempt || ' due ' ||
+    let blocks = "SELECT array_agg(lines || ' attempt ' || attempt || ' due ' ||
                          (available_at <= now() + interval '1 s') || ' ' || coalesce(worker, 'free') ORDER BY attempt)
                     FROM musterd.blocks";
     assert_eq!(
         ask::<Vec<String>>(&client, blocks).await,
-        ["3-5 attempt 1 due true free", "1-1 attempt 2 due true free"]
+        ["{[3,6)} attempt 1 due true free", "{[1,2)} attempt 2 due true free"]
     );
     assert_eq!(progress(&client, batch).await.succeeded, 1);
     let next = Script::succeeding();

@@ -57,8 +57,10 @@ async fn an_abort_cancels_what_runs_and_ends_the_batch() {
     assert_eq!(end_of(&client, batch).await, ("aborted".into(), 2, 0, 98));
     assert_eq!(*cancelled.0.borrow(), 1);
     assert_eq!(script.calls().len(), 3);
-    let states = "SELECT string_agg(DISTINCT state::text, ',') FROM musterd.batch_rows WHERE line > 2";
-    assert_eq!(ask::<String>(&client, states).await, "aborted");
+    let states = format!(
+        "SELECT string_agg(DISTINCT state::text, ',') FROM musterd.batch_rows({batch}, 3) WHERE line > 2"
+    );
+    assert_eq!(ask::<String>(&client, &states).await, "aborted");
     assert_accounts_balance(&client).await;
     assert!(worker.stop().await.is_clean());
 }

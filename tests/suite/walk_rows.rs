@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
-use musterd::handler::{BlockCall, Handler, Intake, Outcome, RowCall, Tongue};
-use musterd::store::blocks::InputRow;
+use musterd::handler::{BlockCall, Handler, Intake, Outcome, OutcomeSink, RowCall};
+use musterd::store::pages::InputRow;
 
 use crate::suite::support::config::TestConfig;
 use crate::suite::support::database::TestDb;
@@ -31,8 +31,10 @@ async fn every_row_is_run_once_with_its_own_input() {
     assert_eq!(runs.len(), 1_000);
     assert!(runs.values().all(|count| *count == 1), "a row was run twice");
     assert!(script.calls().iter().all(|call| call.input == call.line.to_string() && call.attempt == 1));
-    let wrong = "SELECT count(*) FROM musterd.batch_rows WHERE result IS DISTINCT FROM input";
-    assert_eq!(ask::<i64>(&client, wrong).await, 0);
+    let wrong = format!(
+        "SELECT count(*) FROM musterd.batch_rows({batch}) WHERE result::text IS DISTINCT FROM input::text"
+    );
+    assert_eq!(ask::<i64>(&client, &wrong).await, 0);
     assert!(worker.stop().await.is_clean());
     assert_accounts_balance(&client).await;
 }
@@ -304,11 +306,16 @@ impl Handler for Chatty {
         unreachable!("rows come together")
     }
 
-    fn block<'a>(&'a self, _: BlockCall<'a>, rows: &'a [InputRow], tongue: Tongue) -> BoxFuture<'a, ()> {
+    fn block<'a>(
+        &'a self,
+        _: BlockCall<'a>,
+        rows: &'a [InputRow<'a>],
+        sink: OutcomeSink,
+    ) -> BoxFuture<'a, ()> {
         for row in rows {
-            tongue.row(row.line, succeeded());
-            tongue.row(row.line, Outcome::Failed("said twice".into()));
-            tongue.row(row.line + 1_000, succeeded());
+            sink.row(row.line, succeeded());
+            sink.row(row.line, Outcome::Failed("said twice".into()));
+            sink.row(row.line + 1_000, succeeded());
         }
         Box::pin(std::future::ready(()))
     }

@@ -164,7 +164,7 @@ async fn a_failing_handler_is_told_with_its_last_error_its_retries_and_its_budge
     let budget = id(&client, &submit).await;
     let told = begins(config, &["batch", &budget], "budget: ").await;
     let sentence = format!(
-        "budget: batch {budget} was held because 1 row failed and 0 are allowed → mend the cause, then: musterd batch release {budget}"
+        "budget: batch {budget} was held because 1 row failed and 0 are allowed → fix the cause, then: musterd batch release {budget}"
     );
     assert_eq!(told[0], sentence);
     assert!(told[1].starts_with("failing: 1 row has failed, 0 are allowed; one of them: "), "{told:?}");
@@ -178,17 +178,17 @@ async fn flushes_that_fail_are_told_with_the_worker_and_its_trouble() {
     let daemon = Daemon::builder(&db, "").start();
     daemon.wait_ready().await;
     let config = daemon.config();
-    client.batch_execute("ALTER TABLE musterd.results RENAME COLUMN attempt TO gone").await.unwrap();
+    client.batch_execute("ALTER TABLE musterd.outcomes RENAME COLUMN attempt TO gone").await.unwrap();
     let batch = id(&client, "SELECT musterd.submit_batch('noop', ARRAY['1'::jsonb])").await;
     let told = begins(config, &["batch", &batch], "flushes_failing: worker ").await;
     assert!(
         told[0].contains(": outcomes cannot be written: ") && told[0].contains("\"attempt\""),
         "{told:?}"
     );
-    assert!(told[0].contains("; it keeps what it has done and starts nothing → mend the cause"), "{told:?}");
+    assert!(told[0].contains("; it keeps what it has done and starts nothing → fix the cause"), "{told:?}");
     assert_eq!(told.len(), 1, "{told:?}");
     assert_eq!(why(config, &["queue", "default"]).await, told);
-    client.batch_execute("ALTER TABLE musterd.results RENAME COLUMN gone TO attempt").await.unwrap();
+    client.batch_execute("ALTER TABLE musterd.outcomes RENAME COLUMN gone TO attempt").await.unwrap();
     begins(config, &["batch", &batch], "ended: ").await;
     begins(config, &["queue", "default"], "nothing_wrong: ").await;
 }

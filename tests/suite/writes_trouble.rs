@@ -77,8 +77,8 @@ async fn a_missing_right_fails_no_row_and_the_workers_role_has_all_it_needs() {
     outlasts(
         &db,
         &toml,
-        "REVOKE INSERT ON musterd.results FROM musterd_worker",
-        "GRANT INSERT ON musterd.results TO musterd_worker",
+        "REVOKE INSERT ON musterd.outcomes FROM musterd_worker",
+        "GRANT INSERT ON musterd.outcomes TO musterd_worker",
     )
     .await;
 }

@@ -85,14 +85,14 @@ fn print(rows: &[RowView]) -> Result<()> {
         screen::spare("result", 2),
     ]);
     for row in rows {
-        let mood = match row.state.as_str() {
+        let mood = match row.state {
             "succeeded" => screen::Mood::Good,
             "failed" | "aborted" => screen::Mood::Bad,
             _ => screen::Mood::Plain,
         };
         table.add_row([
             Cell::new(row.line),
-            screen::word(&row.state, mood),
+            screen::word(row.state, mood),
             Cell::new(row.attempt.map(|attempt| attempt.to_string()).unwrap_or_default()),
             // Whole: it is what people came for. On one line, so that a row is one.
             Cell::new(row.error.as_deref().unwrap_or_default().replace(['\n', '\r', '\t'], " ")),

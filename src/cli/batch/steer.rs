@@ -143,7 +143,7 @@ impl Abort {
         let (metrics, config) = (Metrics::default(), config.completion.clone());
         let completer = Completer { store, uploader, config, cache: None, metrics };
         let completed = match completer.complete(self.id).await {
-            Ok(Completion::NeedsUpload) if !workers => completer.complete_with_outputs(self.id).await,
+            Ok(Completion::NeedsUpload) if !workers => completer.complete_with_outputs(self.id, false).await,
             completed => completed,
         };
         match completed {

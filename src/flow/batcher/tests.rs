@@ -14,7 +14,7 @@ impl Writer for Book {
     type Update = u32;
 
     fn weight(_: &u32) -> Weight {
-        Weight { updates: 1, bytes: 0, waited_for: false }
+        Weight { updates: 1, room: 1, bytes: 0, waited_for: false }
     }
 
     async fn write(&mut self, updates: Vec<u32>) -> u64 {
@@ -47,7 +47,7 @@ fn config(max_size: u32, capacity: u32) -> Config {
     }
 }
 
-const PLAIN: Weight = Weight { updates: 1, bytes: 0, waited_for: false };
+const PLAIN: Weight = Weight { updates: 1, room: 1, bytes: 0, waited_for: false };
 const WAITED_FOR: Weight = Weight { waited_for: true, ..PLAIN };
 
 /// Feeds the batcher while it runs; both end together.

@@ -14,7 +14,11 @@ use crate::{
     },
 };
 use deadpool_postgres::Object;
+use std::time::Duration;
 use uuid::Uuid;
+
+/// A block that takes less than this may wait for a fiber: no other replica would have run it sooner.
+const QUICK: Duration = Duration::from_millis(10);
 
 impl Claimed for Block {
     const WORK: Work = Work::Rows;
@@ -25,6 +29,11 @@ impl Claimed for Block {
 
     fn waited(&self) -> Option<f64> {
         self.waited
+    }
+
+    fn is_quick(&self, desk: &Desk) -> bool {
+        let time = desk.bench.pace.time_of(&self.command, self.lines.len());
+        !self.solo && time.is_some_and(|time| time < QUICK)
     }
 
     /// Not asked: the claim of rows is as cheap as the question.

@@ -24,6 +24,11 @@ impl Claimed for Task {
         self.waited
     }
 
+    /// What a task takes is not known before it has run.
+    fn is_quick(&self, _: &Desk) -> bool {
+        false
+    }
+
     async fn is_due(desk: &Desk) -> Result<bool, QueryError> {
         tasks::due(&desk.bench.store.general.get().await?, &desk.queue).await
     }

@@ -35,8 +35,8 @@ impl UploadLane {
         self.waiting.entry(id).or_insert(Waiting { due: Instant::now(), failures: 0 });
     }
 
-    /// The batch whose turn it is, if there is room.
-    pub(super) fn next(&mut self) -> Option<i64> {
+    /// The batch whose turn it is, if there is room, and how often its upload has failed.
+    pub(super) fn next(&mut self) -> Option<(i64, u32)> {
         if !self.has_room() {
             return None;
         }
@@ -47,7 +47,7 @@ impl UploadLane {
         }
         self.waiting.remove(&id);
         self.under_way.insert(id, waiting.failures);
-        Some(id)
+        Some((id, waiting.failures))
     }
 
     /// When `next` will have something, as far as that is known.
@@ -56,11 +56,6 @@ impl UploadLane {
             return None;
         }
         self.waiting.values().map(|waiting| waiting.due).min()
-    }
-
-    /// Batches waiting, resting or being uploaded.
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len() + self.under_way.len()
     }
 
     fn has_room(&self) -> bool {
@@ -117,12 +112,12 @@ mod tests {
         lane.enter(7);
         let mut rest = Duration::ZERO;
         for failures in 0..10 {
-            assert_eq!(lane.next(), Some(7), "after {failures} failures");
+            assert_eq!(lane.next(), Some((7, failures)), "after {failures} failures");
             lane.failed(7, &no_bucket("a"));
             lane.enter(7); // asked for again meanwhile: it goes on resting
             assert_eq!(lane.next(), None);
             lane.enter(8);
-            assert_eq!(lane.next(), Some(8), "another batch does not wait for it");
+            assert_eq!(lane.next(), Some((8, 0)), "another batch does not wait for it");
             lane.left(8, true);
             let due = lane.next_due().unwrap();
             rest = due - Instant::now();
@@ -135,7 +130,7 @@ mod tests {
     async fn there_is_room_for_few_and_the_rest_wait() {
         let mut lane = UploadLane::default();
         (0..10).for_each(|id| lane.enter(id));
-        let begun: Vec<i64> = std::iter::from_fn(|| lane.next()).collect();
+        let begun: Vec<i64> = std::iter::from_fn(|| lane.next()).map(|(id, _)| id).collect();
         assert_eq!(begun.len(), UPLOADS as usize);
         assert_eq!(lane.next_due(), None, "nothing to wait for but the end of one");
         lane.left(begun[0], true);
@@ -146,10 +141,10 @@ mod tests {
     async fn at_the_end_only_what_has_failed_is_given_up() {
         let mut lane = UploadLane::default();
         lane.enter(1);
-        assert_eq!(lane.next(), Some(1));
+        assert_eq!(lane.next(), Some((1, 0)));
         lane.failed(1, &no_bucket("a"));
         lane.enter(2);
         assert_eq!(lane.abandon_resting(), [1]);
-        assert_eq!(lane.next(), Some(2));
+        assert_eq!(lane.next(), Some((2, 0)));
     }
 }

@@ -3,41 +3,49 @@
 use super::{Bench, budget::Brake};
 use crate::{
     flow::held::Cancel,
-    store::blocks::{self, BatchFacts, Block},
+    store::{
+        blocks::Block,
+        facts::{self, BatchFacts},
+    },
 };
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
 };
+use uuid::Uuid;
 
-/// The batches of late.
+/// The batches of the last claims, each by what is its own for ever: after a failover an id may stand for another batch.
 #[derive(Clone, Debug, Default)]
-pub struct FactsCache(Arc<Mutex<HashMap<i64, Arc<Facts>>>>);
+pub struct FactsCache(Arc<Mutex<HashMap<Key, Arc<Facts>>>>);
+
+/// A batch, and the generation its failures are counted in.
+type Key = (Uuid, i32);
 
 /// What is known of a batch.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub(super) batch: BatchFacts,
-    pub(super) brake: Option<Brake>,
+    pub(super) brake: Option<Arc<Brake>>,
 }
 
-/// Batches a cache remembers; more at a time in one worker means asking again now and then.
+/// What a cache remembers at most; more at a time in one worker means asking again now and then.
 const REMEMBERED: usize = 1_000;
+const REMEMBERED_BYTES: usize = 8 << 20;
 
 impl Bench {
-    /// Asks until there is an answer; `None` when the work is to be given up meanwhile.
+    /// Asks until there is an answer; `None` when the work is to be given up meanwhile, or the batch is gone.
     pub(super) async fn facts_of(&self, block: &Block, cancel: &Cancel) -> Option<Arc<Facts>> {
-        let batch = block.reference.batch;
-        if let Some(facts) = self.facts.get(batch) {
+        let key = (block.uid, block.generation);
+        if let Some(facts) = self.facts.get(key) {
             return Some(facts);
         }
         let found = self
             .patiently(cancel, "batch", || async {
-                blocks::facts(&self.store.general.get().await?, batch).await
+                facts::read(&self.store.general.get().await?, block.reference.batch, block.uid).await
             })
             .await??;
-        let brake = found.budget.map(Brake::of);
-        Some(self.facts.keep(batch, Facts { batch: found, brake }))
+        let brake = found.has_budget.then(Arc::default);
+        Some(self.facts.keep(key, Facts { batch: found, brake }))
     }
 }
 
@@ -48,20 +56,21 @@ impl Facts {
 }
 
 impl FactsCache {
-    fn get(&self, batch: i64) -> Option<Arc<Facts>> {
-        self.lock().get(&batch).cloned()
+    fn get(&self, key: Key) -> Option<Arc<Facts>> {
+        self.lock().get(&key).cloned()
     }
 
     /// Keeps it, unless another fiber was first: all of them share one brake.
-    fn keep(&self, batch: i64, facts: Facts) -> Arc<Facts> {
+    fn keep(&self, key: Key, facts: Facts) -> Arc<Facts> {
         let mut cache = self.lock();
-        if cache.len() >= REMEMBERED {
+        let bytes: usize = cache.values().map(|facts| facts.batch.context.len()).sum();
+        if cache.len() >= REMEMBERED || bytes + facts.batch.context.len() > REMEMBERED_BYTES {
             cache.clear();
         }
-        Arc::clone(cache.entry(batch).or_insert_with(|| Arc::new(facts)))
+        Arc::clone(cache.entry(key).or_insert_with(|| Arc::new(facts)))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Arc<Facts>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Arc<Facts>>> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

@@ -1,103 +1,82 @@
-//! Rows given to a handler together: what it tells of them is taken down as it comes.
+//! Rows given to a handler together: what it reports is taken in as it comes.
 
-use super::{
-    End, interrupted,
-    work::{CHUNK, CHUNK_AGE, Work},
-};
+use super::{End, interrupted, work::Work};
 use crate::{
-    handler::{self, BlockCall, Outcome, Told},
+    handler::{self, Outcome, Report},
     metrics::Call,
-    store::blocks::InputRow,
+    store::pages::InputRow,
 };
-use std::{collections::HashSet, time::Instant};
+use std::time::Instant;
 
 impl Work<'_> {
-    /// Runs a slice of the page; `Some` when the block is to be given up. What was told before an interruption counts.
-    pub(super) async fn run_slice(&mut self, rows: &[InputRow]) -> Option<End> {
-        let call = BlockCall {
-            command: &self.block.command,
-            context: &self.facts.batch.context,
-            block: self.block.reference,
-            attempt: self.block.attempt,
-            timeout: self.timeout(),
-            traceparent: self.traceparent,
-        };
+    /// Runs a slice of the page; `Some` when the block is to be given up. What was reported before an interruption counts.
+    pub(super) async fn run_slice(&mut self, rows: &[InputRow<'_>]) -> Option<End> {
         let (handler, cancel, now) = (&*self.entry.handler, self.cancel, &self.bench.now);
-        tokio::select! {
-            biased;
-            end = interrupted(cancel, now) => return Some(end),
-            () = self.bench.lease.valid() => {}
+        if !self.bench.lease.is_valid() || cancel.is_cancelled() || now.is_cancelled() {
+            tokio::select! {
+                biased;
+                end = interrupted(cancel, now) => return Some(end),
+                () = self.bench.lease.valid() => {}
+            }
         }
         let began = Instant::now();
-        let mut work = handler::run_block(handler, call, rows);
-        let mut open: HashSet<i32> = rows.iter().map(|row| row.line).collect();
+        let mut work = handler::run_block(handler, self.call(), rows);
         let end = loop {
-            let told = tokio::select! {
+            let reports = tokio::select! {
                 biased;
                 end = interrupted(cancel, now) => break Some(end),
-                told = work.next() => told,
+                reports = work.next() => reports,
             };
-            match told {
-                None => break None,
-                Some(Told::Row(line, outcome)) if open.remove(&line) => {
-                    self.take_down(line, outcome);
-                    if self.chunk.len() >= CHUNK || self.chunk_began.elapsed() >= CHUNK_AGE {
-                        self.hand_over_chunk(false).await;
-                    }
-                }
-                Some(Told::Row(line, _)) => {
-                    tracing::warn!(command = self.block.command, line, "told of a line that was not open");
-                }
-                Some(Told::Committed { lines, succeeded, failed }) => {
-                    open.retain(|line| !lines.contains(line));
-                    self.was_committed(succeeded, failed);
-                }
-                Some(Told::NotHeld) => {
-                    self.was_refused(rows.len());
-                    break Some(End::Fenced);
-                }
+            let Some(reports) = reports else { break None };
+            if let Some(end) = self.take_reports(reports, rows.len()) {
+                break Some(end);
             }
+            self.hand_over_if_due().await;
         };
         if end.is_none() {
             let took = self.bench.metrics.walk.handler(&self.block.command, Call::Block);
             took.observe(began.elapsed().as_secs_f64());
-        }
-        match (end, work.reason()) {
-            (Some(End::GiveBack), _) => self.skip_told(rows, &open),
-            (None, reason) => {
-                let error = reason.unwrap_or_else(|| "the handler said nothing about this row".to_owned());
-                let mut silent: Vec<i32> = open.into_iter().collect();
-                silent.sort_unstable();
-                for line in silent {
-                    self.take_down(line, Outcome::Retry { error: error.clone(), after: None });
-                }
-                self.next_line = rows.last().map_or(self.next_line, |row| row.line + 1);
+            let error = work.reason().unwrap_or_else(|| "the handler said nothing about this row".to_owned());
+            for row in rows.iter().filter(|row| self.todo.contains(row.line)).collect::<Vec<_>>() {
+                self.take(row.line, Outcome::Retry { error: error.clone(), after: None });
             }
-            _ => {}
         }
         end
     }
 
-    /// The lines from the first one that nobody was told of are given back; in-order handlers leave no others.
-    fn skip_told(&mut self, rows: &[InputRow], open: &HashSet<i32>) {
-        match rows.iter().find(|row| open.contains(&row.line)) {
-            Some(first) => self.next_line = first.line,
-            None => self.next_line = rows.last().map_or(self.next_line, |row| row.line + 1),
+    /// `Some` when the block is to be given up.
+    fn take_reports(&mut self, reports: Vec<Report>, rows: usize) -> Option<End> {
+        for report in reports {
+            match report {
+                Report::Row(line, outcome) => self.take(line, outcome),
+                Report::Succeeded(lines) => self.take_succeeded(&lines),
+                Report::Committed { lines, succeeded, failed } => {
+                    self.todo = self.todo.minus(&lines);
+                    self.was_committed(succeeded, failed);
+                }
+                Report::NotHeld => {
+                    self.was_refused(rows);
+                    return Some(End::Fenced);
+                }
+            }
         }
+        None
     }
 
     fn was_refused(&self, rows: usize) {
         self.bench.metrics.fenced.inc_by(rows as u64);
         let block = self.block.reference;
         tracing::warn!(token = %block.token, batch = block.batch, rows,
-            "this block is somebody else's now; its effects were rolled back");
+            "another worker has this block now; the handler's effects were rolled back");
     }
 
     /// The handler's own transaction wrote these rows; what follows from that commit follows now.
     fn was_committed(&self, succeeded: u64, failed: u64) {
         self.bench.metrics.count_rows(succeeded, failed);
-        self.facts.saw_failed(failed as i64);
         if failed > 0 {
+            if let Some(brake) = &self.facts.brake {
+                brake.saw_written(failed as i64);
+            }
             self.bench.checks.ask(self.block.reference.batch);
         }
     }

@@ -1,4 +1,4 @@
-//! A block being worked on, row by row, page by page.
+//! A block being worked on, page by page, and the outcomes that gather meanwhile.
 
 use super::{Bench, End, facts::Facts, interrupted, storable};
 use crate::{
@@ -7,21 +7,25 @@ use crate::{
         watch::Guard,
         writer::{BlockUpdate, Update},
     },
-    handler::{self, Entry, Intake, Outcome, RowCall},
-    json::Json,
-    objects::file_name_problem,
+    handler::{self, BlockCall, Entry, Intake, Outcome},
+    lines::Lines,
     store::{
-        blocks::{self, Block, InputRow},
-        flush::{Close, RowWrite, Verdict},
+        blocks::Block,
+        fault,
+        flush::{Close, Outcomes},
+        pages::{self, InputRow, Limits, Page},
     },
 };
+use futures::FutureExt;
 use prometheus_client::metrics::histogram::Histogram;
 use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
 
-/// Input that a fiber has in memory at a time, give or take a row.
+/// Input that a fiber has in memory at a time, give or take a chunk.
 const PAGE_BYTES: usize = 4 << 20;
-/// Outcomes handed over together; slow rows are handed over as they come.
-pub(super) const CHUNK: usize = 100;
+/// Outcomes are handed over at the end of a block, or when they have become this much: tuples to be written, bytes, or time
+/// since the first of them.
+const CHUNK: u32 = 100;
 const CHUNK_BYTES: usize = 1 << 20;
 pub(super) const CHUNK_AGE: Duration = Duration::from_millis(100);
 
@@ -33,58 +37,119 @@ pub(super) struct Work<'a> {
     pub(super) facts: &'a Facts,
     pub(super) traceparent: Option<&'a str>,
     pub(super) cancel: &'a Cancel,
-    pub(super) chunk: Vec<RowWrite>,
-    pub(super) chunk_bytes: usize,
-    pub(super) chunk_began: Instant,
+    /// Lines that have no outcome yet and are not to be tried again.
+    pub(super) todo: Lines,
+    outcomes: Outcomes,
+    outcomes_began: Instant,
     pub(super) close: Close,
-    /// The first line that has not been run.
-    pub(super) next_line: i32,
     pub(super) post: &'a Guard,
     /// The times of single rows.
     pub(super) rows_took: &'a Histogram,
 }
 
-impl Work<'_> {
-    pub(super) async fn run(&mut self) -> End {
-        let mut limit = self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES);
-        loop {
-            let Some(page) = self.read_page(limit).await else {
-                return interrupted(self.cancel, &self.bench.now).await;
-            };
-            let bytes: usize = page.iter().map(|row| row.input.len()).sum();
-            self.bench.pace.saw_rows(self.block.reference.batch, page.len(), bytes);
-            let was_last = page.len() < limit && bytes < PAGE_BYTES;
-            let began = Instant::now();
-            let count = page.len();
-            if let Some(end) = self.run_page(page).await {
-                return end;
-            }
-            self.bench.pace.saw_work(&self.block.command, count, began.elapsed());
-            if was_last || self.next_line > self.block.last {
-                return End::Whole;
-            }
-            limit = self.bench.pace.page_rows(self.block.reference.batch, PAGE_BYTES);
+/// What every piece of work on a block is given.
+pub(super) struct Given<'a> {
+    pub(super) bench: &'a Bench,
+    pub(super) block: &'a Block,
+    pub(super) entry: &'a Entry,
+    pub(super) facts: &'a Facts,
+    pub(super) traceparent: Option<&'a str>,
+    pub(super) cancel: &'a Cancel,
+    pub(super) post: &'a Guard,
+    pub(super) rows_took: &'a Histogram,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(given: Given<'a>) -> Self {
+        let Given { bench, block, entry, facts, traceparent, cancel, post, rows_took } = given;
+        Self {
+            bench,
+            block,
+            entry,
+            facts,
+            traceparent,
+            cancel,
+            todo: block.lines.clone(),
+            outcomes: Outcomes::default(),
+            outcomes_began: Instant::now(),
+            close: Close::default(),
+            post,
+            rows_took,
         }
     }
 
-    async fn read_page(&self, limit: usize) -> Option<Vec<InputRow>> {
-        let (store, block, from) = (&self.bench.store, self.block, self.next_line);
-        self.bench
-            .patiently(self.cancel, "rows", || async {
-                blocks::read_rows(&store.general.get().await?, block, from, limit, PAGE_BYTES).await
-            })
-            .await
+    pub(super) async fn run(&mut self) -> End {
+        while !self.todo.is_empty() {
+            let Some(page) = self.read_page().await else {
+                return interrupted(self.cancel, &self.bench.now).await;
+            };
+            let rows = page.rows();
+            self.bench.pace.saw_page(self.block.reference.batch, &page);
+            let (began, count) = (Instant::now(), rows.len());
+            if let Some(end) = self.run_page(&rows).await {
+                return end;
+            }
+            self.bench.pace.saw_work(&self.block.command, count, began.elapsed());
+            // Lines without a row: the inputs were deleted, or never written. An attempt is charged, or they would be
+            // looked for again for ever.
+            let absent = page.lines().minus(&rows.iter().map(|row| row.line).collect());
+            self.give_up(&absent, "its input is not there");
+        }
+        End::Whole
+    }
+
+    /// The next rows; an empty page when they cannot be read. `None`: the block is to be given up.
+    async fn read_page(&mut self) -> Option<Page> {
+        let pieces = self.bench.pace.page_pieces(self.block.reference.batch, PAGE_BYTES);
+        let page = match self.try_read(Limits { bytes: PAGE_BYTES, pieces }).await? {
+            // Something in it cannot be read: is it in the first chunk?
+            Err(_) => self.try_read(Limits { bytes: PAGE_BYTES, pieces: 1 }).await?,
+            page => page,
+        };
+        match page {
+            Ok(page) => Some(page),
+            Err(error) => {
+                let first = self.todo.first()?;
+                let block = self.block;
+                let chunk = self
+                    .bench
+                    .patiently(self.cancel, "chunk", || async {
+                        pages::last_line(&self.bench.store.general.get().await?, block, first).await
+                    })
+                    .await?;
+                let unreadable = self.todo.within(&(first..chunk.unwrap_or(first) + 1));
+                tracing::error!(batch = block.reference.batch, lines = %unreadable, error, "inputs cannot be read");
+                self.give_up(&unreadable, &format!("its input cannot be read: {error}"));
+                Some(Page::default())
+            }
+        }
+    }
+
+    /// Reads until the database answers; an error that lies in the stored data is returned at once.
+    async fn try_read(&self, limits: Limits) -> Option<Result<Page, String>> {
+        let (bench, block, todo) = (self.bench, self.block, &self.todo);
+        let read = || async {
+            let client = bench.store.general.get().await?;
+            match pages::read(&client, &bench.chunks, block, todo, limits).await {
+                Err(error) => match error.database().filter(|error| fault::is_of_data(error)) {
+                    Some(error) => Ok(Err(error.to_string())),
+                    None => Err(error),
+                },
+                Ok(page) => Ok(Ok(page)),
+            }
+        };
+        bench.patiently(self.cancel, "rows", read).await
     }
 
     /// Runs the rows of a page; `Some` when the block is to be given up.
-    async fn run_page(&mut self, page: Vec<InputRow>) -> Option<End> {
+    async fn run_page(&mut self, rows: &[InputRow<'_>]) -> Option<End> {
         let together = match self.entry.handler.intake() {
             Intake::OneByOne => {
-                for row in page {
+                for row in rows {
                     if let Some(end) = self.brake().await {
                         return Some(end);
                     }
-                    if let Some(end) = self.run_row(row).await {
+                    if let Some(end) = self.run_row(*row).await {
                         return Some(end);
                     }
                 }
@@ -92,7 +157,7 @@ impl Work<'_> {
             }
             Intake::Ahead(rows) | Intake::Together(rows) => rows.get(),
         };
-        for slice in page.chunks(together) {
+        for slice in rows.chunks(together) {
             if let Some(end) = self.brake().await {
                 return Some(end);
             }
@@ -103,86 +168,128 @@ impl Work<'_> {
         None
     }
 
-    /// Runs one row; `Some` when the block is to be given up.
-    async fn run_row(&mut self, row: InputRow) -> Option<End> {
-        let timeout = self.timeout();
-        let call = RowCall {
-            batch: self.block.reference.batch,
-            line: row.line,
-            input: &row.input,
+    pub(super) fn call(&self) -> BlockCall<'a> {
+        BlockCall {
+            command: &self.block.command,
             context: &self.facts.batch.context,
+            block: self.block.reference,
+            uid: self.block.uid,
+            parts: &self.block.parts,
             attempt: self.block.attempt,
-        };
+            timeout: self.timeout(),
+            traceparent: self.traceparent,
+        }
+    }
+
+    /// Runs one row; `Some` when the block is to be given up.
+    async fn run_row(&mut self, row: InputRow<'_>) -> Option<End> {
+        let timeout = self.timeout();
+        let call = self.call().row(row);
         let (bench, cancel, handler) = (self.bench, self.cancel, &*self.entry.handler);
         let (post, took) = (self.post, self.rows_took);
-        let handling = async {
-            let run = async {
+        let run = async {
+            if !bench.lease.is_valid() {
                 bench.lease.valid().await;
-                post.begin(row.line, timeout);
-                let began = Instant::now();
-                let outcome = handler::run_row(handler, call, timeout).await;
-                took.observe(began.elapsed().as_secs_f64());
-                outcome
-            };
-            tokio::select! {
-                biased;
-                end = interrupted(cancel, &bench.now) => Err(end),
-                outcome = run => Ok(outcome),
+            }
+            post.begin(row.line, timeout);
+            let began = Instant::now();
+            let outcome = handler::run_row(handler, call, timeout).await;
+            took.observe(began.elapsed().as_secs_f64());
+            outcome
+        };
+        let mut run = std::pin::pin!(run);
+        // Most rows that take no time need neither a timer nor an ear for interruptions: asked once, between rows.
+        let is_interrupted = cancel.is_cancelled() || bench.now.is_cancelled();
+        let quick = if is_interrupted { None } else { (&mut run).now_or_never() };
+        let outcome = match quick {
+            Some(outcome) => Ok(outcome),
+            None => {
+                let handling = async {
+                    tokio::select! {
+                        biased;
+                        end = interrupted(cancel, &bench.now) => Err(end),
+                        outcome = run => Ok(outcome),
+                    }
+                };
+                self.handing_over_meanwhile(handling).await
             }
         };
-        let outcome = match self.handing_over_meanwhile(handling).await {
+        let outcome = match outcome {
             Ok(outcome) => outcome,
             Err(end) => return Some(end),
         };
         self.post.end();
-        self.next_line = row.line + 1;
-        self.take_down(row.line, outcome);
-        let is_full = self.chunk.len() >= CHUNK || self.chunk_bytes >= CHUNK_BYTES;
-        if is_full || self.chunk_began.elapsed() >= CHUNK_AGE {
-            self.hand_over_chunk(false).await;
-        }
+        self.take(row.line, outcome);
+        self.hand_over_if_due().await;
         None
     }
 
     /// Earlier outcomes do not wait for a slow row.
     async fn handing_over_meanwhile<T>(&mut self, handling: impl Future<Output = T>) -> T {
         let mut handling = std::pin::pin!(handling);
-        let old = tokio::time::Instant::from_std(self.chunk_began + CHUNK_AGE);
+        let old = tokio::time::Instant::from_std(self.outcomes_began + CHUNK_AGE);
         tokio::select! {
             biased;
             handled = &mut handling => return handled,
-            () = tokio::time::sleep_until(old), if !self.chunk.is_empty() => {}
+            () = tokio::time::sleep_until(old), if !self.outcomes.is_empty() => {}
         }
-        tokio::join!(handling, self.hand_over_chunk(false)).0
+        tokio::join!(handling, self.hand_over(false)).0
     }
 
-    pub(super) fn take_down(&mut self, line: i32, outcome: Outcome) {
-        if self.chunk.is_empty() {
-            self.chunk_began = Instant::now();
+    /// These lines cannot be run: a failed attempt of each.
+    fn give_up(&mut self, lines: &Lines, error: &str) {
+        for line in lines.iter() {
+            self.take(line, Outcome::Retry { error: error.to_owned(), after: None });
         }
-        let attempt = self.block.attempt;
-        let (verdict, outputs, append) = match outcome {
-            Outcome::Succeeded(done) => match outputs_json(&done.outputs) {
-                Ok(outputs) => (Verdict::Succeeded(done.result), outputs, done.append),
-                Err(problem) => (Verdict::Failed(storable(problem)), None, Vec::new()),
+    }
+
+    /// Takes an outcome in. A line that has one, or is not of this block, gets no second.
+    pub(super) fn take(&mut self, line: i32, outcome: Outcome) {
+        if !self.todo.remove(line) {
+            tracing::warn!(
+                command = self.block.command,
+                batch = self.block.reference.batch,
+                line,
+                "the handler reported a line that is not open"
+            );
+            return;
+        }
+        self.begin_outcomes();
+        let error = match outcome {
+            Outcome::Succeeded(done) => match done.stored() {
+                Ok(stored) => {
+                    self.outcomes.succeed(line, stored.result, stored.outputs);
+                    stored.append.into_iter().for_each(|input| self.outcomes.append(line, input));
+                    return;
+                }
+                Err(problem) => problem,
             },
-            Outcome::Failed(error) => (Verdict::Failed(storable(error)), None, Vec::new()),
-            Outcome::Retry { error, after } if attempt < self.max_attempts() => {
-                let wait = after.unwrap_or_else(|| self.bench.retry.delay(attempt as u32));
+            Outcome::Retry { error, after } if self.block.attempt < self.max_attempts() => {
+                let wait = after.unwrap_or_else(|| self.bench.retry.delay(self.block.attempt as u32));
                 self.bench.metrics.row_retries.inc();
-                self.close.retry.push(line);
+                self.close.retry.insert(line);
                 self.close.error = Some(storable(error));
                 self.close.retry_after = self.close.retry_after.max(wait);
                 return;
             }
-            Outcome::Retry { error, .. } => (Verdict::Failed(storable(error)), None, Vec::new()),
+            Outcome::Failed(error) | Outcome::Retry { error, .. } => error,
         };
-        if matches!(verdict, Verdict::Failed(_)) {
-            self.facts.saw_failed(1);
+        self.facts.saw_failed(1);
+        self.outcomes.fail(line, storable(error));
+    }
+
+    /// All these lines succeeded, with nothing to store.
+    pub(super) fn take_succeeded(&mut self, lines: &Lines) {
+        let open = lines.minus(&lines.minus(&self.todo));
+        self.todo = self.todo.minus(&open);
+        self.begin_outcomes();
+        self.outcomes.succeed_all(&open);
+    }
+
+    fn begin_outcomes(&mut self) {
+        if self.outcomes.is_empty() {
+            self.outcomes_began = Instant::now();
         }
-        let write = RowWrite { line, attempt, verdict, outputs, append };
-        self.chunk_bytes += write.bytes();
-        self.chunk.push(write);
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -193,55 +300,55 @@ impl Work<'_> {
         self.facts.batch.max_attempts.unwrap_or(self.bench.retry.max_attempts.get() as i32)
     }
 
-    pub(super) async fn hand_over_chunk(&mut self, waited_for: bool) {
-        if self.chunk.is_empty() {
-            return;
+    pub(super) async fn hand_over_if_due(&mut self) {
+        let is_full = self.outcomes.weight() > CHUNK || self.outcomes.bytes() >= CHUNK_BYTES;
+        if is_full || (!self.outcomes.is_empty() && self.outcomes_began.elapsed() >= CHUNK_AGE) {
+            self.hand_over(false).await;
         }
-        let rows = std::mem::take(&mut self.chunk);
-        self.chunk_bytes = 0;
-        let update = BlockUpdate { block: self.block.reference, rows, close: None, waited_for };
+    }
+
+    async fn hand_over(&mut self, waited_for: bool) {
+        if !self.outcomes.is_empty() {
+            let update = self.update(None, waited_for);
+            self.bench.hand_over(Update::Block(update)).await;
+        }
+    }
+
+    /// Hands over what there is; the receiver hears when it was written, or refused. `None`: there was nothing.
+    pub(super) async fn hand_over_noted(&mut self) -> Option<oneshot::Receiver<()>> {
+        if self.outcomes.is_empty() {
+            return None;
+        }
+        let (sender, written) = oneshot::channel();
+        let update = BlockUpdate { written: vec![sender], ..self.update(None, true) };
         self.bench.hand_over(Update::Block(update)).await;
+        Some(written)
+    }
+
+    fn update(&mut self, close: Option<Close>, waited_for: bool) -> BlockUpdate {
+        BlockUpdate {
+            block: self.block.reference,
+            parts: self.block.parts.clone(),
+            outcomes: std::mem::take(&mut self.outcomes),
+            close,
+            waited_for,
+            brake: self.facts.brake.clone(),
+            written: Vec::new(),
+        }
     }
 
     pub(super) async fn finish(mut self, end: End) {
-        match end {
-            End::Whole => {}
-            End::GiveBack => {
-                self.close.give_back = self.block.open_lines(self.next_line);
-                self.bench.metrics.rows_given_back.inc_by(self.close.give_back.len() as u64);
-                // Those that were told of out of turn have had their say; a line with a result is no open line anyway.
-                self.close.give_back.retain(|line| !self.close.retry.contains(line));
-            }
-            // Rows without a result are aborted by derivation; another try of any would only be in the way.
-            End::Aborted => {
-                self.close.retry.clear();
-                self.close.error = None;
-            }
-            End::Fenced => {
-                // What was done and not handed over, and the row that was cut off.
-                self.bench.metrics.fenced.inc_by(self.chunk.len() as u64 + 1);
-                return self.bench.held.forget(self.block.reference.token);
-            }
+        if end == End::Fenced {
+            // What was done and not handed over, and the row that was cut off.
+            self.bench.metrics.fenced.inc_by(self.outcomes.len() as u64 + 1);
+            return self.bench.held.forget(self.block.reference.token);
         }
-        let rows = std::mem::take(&mut self.chunk);
-        let close = Some(std::mem::take(&mut self.close));
-        let update = BlockUpdate { block: self.block.reference, rows, close, waited_for: true };
+        if end == End::GiveBack {
+            self.bench.metrics.rows_given_back.inc_by(self.todo.len() as u64);
+        }
+        // Lines without an outcome come back by themselves; the database drops them if it knows that the batch is aborting.
+        let close = std::mem::take(&mut self.close);
+        let update = self.update(Some(close), true);
         self.bench.hand_over(Update::Block(update)).await;
     }
-}
-
-/// Output text by file name. Text for the same file is joined in the order it was given. A name that cannot be a
-/// file's is the row's own error.
-fn outputs_json(outputs: &[(String, String)]) -> Result<Option<Json>, String> {
-    if outputs.is_empty() {
-        return Ok(None);
-    }
-    let mut by_name: std::collections::BTreeMap<&str, String> = std::collections::BTreeMap::new();
-    for (name, text) in outputs {
-        if let Some(problem) = file_name_problem(name) {
-            return Err(format!("{name:?} cannot name an output file: {problem}"));
-        }
-        by_name.entry(name).or_default().push_str(text);
-    }
-    Json::of(&by_name).map(Some).map_err(|error| format!("the outputs cannot be written: {error}"))
 }

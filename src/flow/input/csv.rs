@@ -9,7 +9,7 @@ use super::error::{Field, Position, SourceLine};
 use super::json::Fault;
 use super::source::{End, Framed, Source};
 use super::special::find_special;
-use super::{CsvOptions, InputError, Limits};
+use super::{CsvOptions, InputError, Limits, row};
 
 mod header;
 mod record;
@@ -53,7 +53,10 @@ impl Csv {
         let line = source.line();
         let written = self.write(source, end, limits, out);
         // Consumed before the verdict is returned: after a bad row the next call goes on with the next record.
-        source.consume(end.next);
+        match end.next > end.len && !self.record.has_quotes() {
+            true => source.consume_line(end.len),
+            false => source.consume(end.next),
+        }
         written.map(|()| Some(line))
     }
 
@@ -115,6 +118,7 @@ impl Csv {
             let (at, field) = place(error.valid_up_to());
             return Err(InputError::Encoding { at, field });
         }
+        let start = out.len();
         for (piece, column) in self.record.pieces().iter().zip(columns) {
             out.extend_from_slice(&column.opening);
             piece.write(bytes, self.record.quote(), out).map_err(|(offset, flaw)| {
@@ -124,10 +128,9 @@ impl Csv {
             out.push(b'"');
         }
         out.push(b'}');
-        if out.len() > limits.max_row_bytes {
-            return Err(InputError::RowTooLarge { at: source.line(), limit: limits.max_row_bytes });
-        }
-        Ok(())
+        // PostgreSQL writes a space after each colon and comma.
+        let (len, spaces) = (out.len() - start, (2 * columns.len()).saturating_sub(1));
+        row::fits(len, (len + spaces) as u64, source.line(), limits)
     }
 
     /// The field that the record's byte `offset` belongs to.

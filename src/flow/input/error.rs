@@ -76,7 +76,7 @@ pub enum InputError {
     )]
     RowTooLarge { at: SourceLine, limit: usize },
     #[error(
-        "{at}: the row's exponents stand for more than {limit} bytes of digits, which PostgreSQL writes out whenever it is read; send such numbers as strings"
+        "{at}: PostgreSQL would write the row as more than {limit} bytes, with its exponents in digits and a space after every comma and colon; make it smaller, send such numbers as strings, or raise the limit"
     )]
     RowExpands { at: SourceLine, limit: usize },
     #[error("{at}{field}: {fault}")]

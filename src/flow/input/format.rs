@@ -76,7 +76,7 @@ impl Format {
     /// The format that a file's extension and its first bytes speak for; `None` when they do not say.
     ///
     /// A kilobyte of `head` is enough. Extensions decide where they can; the bytes choose the CSV
-    /// delimiter, tell an array from lines in a `.json` file, and decide alone for standard input.
+    /// delimiter, distinguish an array from lines in a `.json` file, and decide alone for standard input.
     pub fn guess(extension: Option<&str>, head: &[u8]) -> Option<Self> {
         let head = head.strip_prefix(BOM).unwrap_or(head);
         let first = head.iter().copied().find(|byte| !byte.is_ascii_whitespace());

@@ -22,16 +22,19 @@ pub(super) fn next<R: Read>(
     out: &mut Vec<u8>,
 ) -> Result<Option<SourceLine>, InputError> {
     loop {
-        let end = match source.frame(&mut Line, limits.max_row_bytes)? {
-            Framed::Record(end) => end,
+        let (len, ended) = match source.frame(&mut Line, limits.max_row_bytes)? {
+            Framed::Record(end) => (end.len, true),
             Framed::Rest(0) => return Ok(None),
-            Framed::Rest(len) => End { len, next: len },
+            Framed::Rest(len) => (len, false),
             Framed::TooLarge(at) => return Err(InputError::RowTooLarge { at, limit: limits.max_row_bytes }),
         };
         let line = source.line();
-        let taken = row::take(&source.window()[..end.len], source.position(), limits, out);
+        let taken = row::take(&source.window()[..len], source.position(), limits, out);
         // Consumed before the verdict is returned: after a bad row the next call goes on with the next line.
-        source.consume(end.next);
+        match ended {
+            true => source.consume_line(len),
+            false => source.consume(len),
+        }
         match taken? {
             row::Taken::Blank => {}
             row::Taken::Row => return Ok(Some(line)),

@@ -19,16 +19,26 @@ pub(super) struct Number {
 }
 
 /// Reads the number at the start of `text`, up to the first byte that is no part of it.
+#[inline]
 pub(super) fn read(text: &[u8]) -> Result<Number, Refusal> {
+    // Most numbers are a few digits and nothing else.
+    let len = digits(text, 0);
+    let is_plain = (1..=MAX_WHOLE as usize).contains(&len)
+        && (len == 1 || text[0] != b'0')
+        && !matches!(text.get(len), Some(b'.' | b'e' | b'E'));
+    if is_plain { Ok(Number { len, expansion: 0 }) } else { read_any(text) }
+}
+
+fn read_any(text: &[u8]) -> Result<Number, Refusal> {
     let syntax = |offset, what| Refusal { offset, fault: Fault::Expected(what) };
-    let whole_at = usize::from(text.first() == Some(&b'-'));
-    let whole = digits(text, whole_at);
-    let mut at = whole_at + whole;
+    let sign = usize::from(text.first() == Some(&b'-'));
+    let whole = digits(text, sign);
+    let mut at = sign + whole;
     if whole == 0 {
         return Err(syntax(at, "a digit"));
     }
-    if whole > 1 && text[whole_at] == b'0' {
-        return Err(syntax(whole_at, "a number without leading zeros"));
+    if whole > 1 && text[sign] == b'0' {
+        return Err(syntax(sign, "a number without leading zeros"));
     }
 
     let mut scale = 0;
@@ -39,7 +49,7 @@ pub(super) fn read(text: &[u8]) -> Result<Number, Refusal> {
             return Err(syntax(at, "a digit after the decimal point"));
         }
     }
-    let coefficient = &text[whole_at..at];
+    let coefficient = &text[sign..at];
     let exponent = match text.get(at) {
         Some(b'e' | b'E') => {
             let (len, exponent) = exponent(&text[at + 1..]);
@@ -50,10 +60,11 @@ pub(super) fn read(text: &[u8]) -> Result<Number, Refusal> {
     };
     let written = written(coefficient, whole, scale, exponent.unwrap_or(0))
         .ok_or(Refusal { offset: 0, fault: Fault::NumberRange })?;
-    Ok(Number { len: at, expansion: if exponent.is_some() { written.saturating_sub(at as u64) } else { 0 } })
+    let expansion = if exponent.is_some() { (written + sign as u64).saturating_sub(at as u64) } else { 0 };
+    Ok(Number { len: at, expansion })
 }
 
-/// How many bytes the number takes when it is written out, or `None` if numeric does not hold it.
+/// How many bytes the number takes when it is written out without its sign, or `None` if numeric does not hold it.
 fn written(coefficient: &[u8], whole: usize, scale: usize, exponent: i64) -> Option<u64> {
     if exponent.abs() >= MAX_EXPONENT {
         return None;
@@ -69,8 +80,8 @@ fn written(coefficient: &[u8], whole: usize, scale: usize, exponent: i64) -> Opt
     if scale > MAX_SCALE || whole > MAX_WHOLE {
         return None;
     }
-    // The sign, the point and the zero before it.
-    Some((scale + whole.max(0) + 3) as u64)
+    // A fraction has its point, and a zero before it.
+    Some((whole.max(1) + scale + i64::from(scale > 0)) as u64)
 }
 
 /// The bytes an exponent takes, and its value if it has one; a huge one is only huge.
@@ -113,8 +124,19 @@ mod tests {
 
     #[test]
     fn an_exponent_is_charged_for_the_digits_it_stands_for() {
-        assert_eq!(read(b"1e131071").unwrap().expansion, 131_072 + 3 - 8);
-        assert_eq!(read(b"1e-16383").unwrap().expansion, 16_383 + 3 - 8);
+        for (text, written) in [
+            ("1e131071", 131_072),
+            ("-1e131071", 131_073),
+            ("1e-16383", 2 + 16_383),
+            ("-12.5e1", 4),
+            ("-12.5e3", 6),
+            ("15e-3", 5),
+            ("0.001e9", 7),
+            ("0e-3", 5),
+        ] {
+            let expansion = read(text.as_bytes()).unwrap().expansion;
+            assert_eq!(text.len() as u64 + expansion, written.max(text.len() as u64), "{text}");
+        }
         assert_eq!(read(b"0e400000").unwrap().expansion, 0);
         assert_eq!(read(b"12345.678").unwrap().expansion, 0);
     }

@@ -76,6 +76,13 @@ impl<R: Read> Source<R> {
         self.start += count;
     }
 
+    /// Consumes a line of `len` bytes and its line feed, which is the only one in it.
+    #[inline]
+    pub(super) fn consume_line(&mut self, len: usize) {
+        self.at = Position { line: self.at.line + 1, column: 1 };
+        self.start += len + 1;
+    }
+
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         self.buffer.capacity()

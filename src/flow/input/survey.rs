@@ -1,4 +1,4 @@
-//! A dry run: reads all of a source and tells everything that is wrong with it, up to a number of errors.
+//! A dry run: reads all of a source and lists everything that is wrong with it, up to a number of errors.
 
 use std::io::Read;
 

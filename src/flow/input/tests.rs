@@ -9,6 +9,7 @@ mod csv;
 #[path = "../../../tests/corpus/jsonb.rs"]
 mod jsonb;
 mod ndjson;
+mod one_line;
 mod postgres;
 mod properties;
 
@@ -147,7 +148,7 @@ fn the_window_does_not_grow_with_the_source() {
 }
 
 #[test]
-fn a_survey_tells_all_errors_up_to_a_number() {
+fn a_survey_lists_all_errors_up_to_a_number() {
     let source = "1\nx\n2\ny\nz\n3\n";
     let found = survey(&mut Reader::new(source.as_bytes(), Format::Ndjson, Limits::default()), 2);
     assert_eq!((found.rows, found.row_bytes, found.bytes_read), (3, 3, 12));

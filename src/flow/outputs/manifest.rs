@@ -14,6 +14,8 @@ const SHOWN: usize = 1_000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub batch: i64,
+    /// Of this batch alone, for ever: an id can be handed out again after a failover.
+    pub uid: String,
     pub generation: i32,
     pub rows: i32,
     pub succeeded: i32,
@@ -31,38 +33,34 @@ pub struct FileEntry {
     pub sha256: String,
 }
 
-/// Where the files of this end of a batch lie. An aborted batch can be seen closed with fewer results than it ends
-/// with, so then their number is part of it: it decides the content.
+/// Where the files of this end of a batch lie. Beside the id there is a piece of the batch's own uid: after a failover an id can be
+/// handed out again. An aborted batch can be seen closed with fewer outcomes than it ends with, so then their number is part of
+/// it: it decides the content.
 pub fn folder(closed: &Closed) -> String {
     let Closed { id, generation, rows, succeeded, failed, .. } = closed;
+    let uid = &closed.uid.simple().to_string()[..8];
     match succeeded + failed {
-        done if done == *rows => format!("batches/{id}/g{generation}-r{rows}"),
-        done => format!("batches/{id}/g{generation}-r{rows}-d{done}"),
+        done if done == *rows => format!("batches/{id}-{uid}/g{generation}-r{rows}"),
+        done => format!("batches/{id}-{uid}/g{generation}-r{rows}-d{done}"),
     }
+}
+
+/// Where the manifest of this end of a batch lies.
+pub(super) fn key(closed: &Closed) -> Result<Key, ObjectError> {
+    Key::new(format!("{}/{MANIFEST}", folder(closed)))
 }
 
 impl Manifest {
     pub(super) fn of(closed: &Closed) -> Self {
         Self {
             batch: closed.id,
+            uid: closed.uid.to_string(),
             generation: closed.generation,
             rows: closed.rows,
             succeeded: closed.succeeded,
             failed: closed.failed,
             files: Vec::new(),
         }
-    }
-
-    pub(super) fn key(&self) -> Result<Key, ObjectError> {
-        let closed = Closed {
-            id: self.batch,
-            generation: self.generation,
-            rows: self.rows,
-            succeeded: self.succeeded,
-            failed: self.failed,
-            outputs: true,
-        };
-        Key::new(format!("{}/{MANIFEST}", folder(&closed)))
     }
 
     /// What `batches.outputs` says.
@@ -84,10 +82,15 @@ mod tests {
 
     #[test]
     fn a_key_changes_with_all_that_its_content_depends_on() {
-        let whole = Closed { id: 7, generation: 1, rows: 10, succeeded: 9, failed: 1, outputs: true };
-        assert_eq!(folder(&whole), "batches/7/g1-r10");
-        assert_eq!(folder(&Closed { generation: 2, ..whole.clone() }), "batches/7/g2-r10");
-        assert_eq!(folder(&Closed { rows: 12, succeeded: 11, ..whole.clone() }), "batches/7/g1-r12");
-        assert_eq!(folder(&Closed { succeeded: 3, ..whole.clone() }), "batches/7/g1-r10-d4");
+        let uid = uuid::Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+        let (id, generation, rows, succeeded, failed, recorded) = (7, 1, 10, 9, 1, 10);
+        let whole =
+            Closed { id, uid, generation, rows, succeeded, failed, recorded, outputs: true, aborting: false };
+        assert_eq!(folder(&whole), "batches/7-01234567/g1-r10");
+        assert_eq!(folder(&Closed { generation: 2, ..whole.clone() }), "batches/7-01234567/g2-r10");
+        assert_eq!(folder(&Closed { rows: 12, succeeded: 11, ..whole.clone() }), "batches/7-01234567/g1-r12");
+        assert_eq!(folder(&Closed { succeeded: 3, ..whole.clone() }), "batches/7-01234567/g1-r10-d4");
+        let other = Closed { uid: uuid::Uuid::from_u128(1), ..whole.clone() };
+        assert_ne!(folder(&other), folder(&whole), "another batch that was given the same id");
     }
 }

@@ -1,6 +1,6 @@
 //! A row as `batch export` wrote it, taken back to the input it came from.
 
-use crate::flow::input::{Format, check};
+use crate::flow::input::{Format, Limits, one_line};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 
@@ -9,9 +9,14 @@ pub const ADDED: [&str; 5] = ["_line", "_state", "_attempt", "_error", "_result"
 /// The whole input, where it is no object of plain fields.
 pub const WHOLE: &str = "_input";
 
-/// The input of a row, without what the export added. In CSV the whole input is JSON inside a field, and empty in the
-/// rows that do without.
-pub(super) fn input_of(row: &[u8], format: Format) -> Result<Vec<u8>, String> {
+/// Appends the input of a row to `out`, without what the export added. In CSV the whole input is JSON inside a field, and
+/// empty in the rows that do without.
+pub(super) fn append_input(
+    row: &[u8],
+    format: Format,
+    limits: Limits,
+    out: &mut Vec<u8>,
+) -> Result<(), String> {
     let mut fields: BTreeMap<String, Box<RawValue>> =
         serde_json::from_slice(row).map_err(|_| "it is no object".to_owned())?;
     if !fields.contains_key("_line") {
@@ -22,13 +27,22 @@ pub(super) fn input_of(row: &[u8], format: Format) -> Result<Vec<u8>, String> {
         Format::Ndjson | Format::JsonArray => whole.get().to_owned(),
     });
     if let Some(whole) = whole.filter(|whole| !whole.is_empty()) {
-        return match check(&whole) {
-            Ok(_) => Ok(whole.into_bytes()),
-            Err(refusal) => Err(format!("its {WHOLE} cannot be stored: {refusal}")),
-        };
+        return append_whole(&whole, limits, out)
+            .map_err(|why| format!("its {WHOLE} cannot be stored: {why}"));
     }
     ADDED.iter().for_each(|name| drop(fields.remove(*name)));
-    serde_json::to_vec(&fields).map_err(|error| error.to_string())
+    serde_json::to_writer(out, &fields).map_err(|error| error.to_string())
+}
+
+/// The row that held it was checked as a string, which it no longer is.
+fn append_whole(whole: &str, limits: Limits, out: &mut Vec<u8>) -> Result<(), String> {
+    let line = one_line(whole).map_err(|refusal| refusal.to_string())?;
+    let limit = limits.max_row_bytes;
+    if line.expansion.saturating_add(line.text.len() as u64) > limit as u64 {
+        return Err(format!("PostgreSQL would write it as more than {limit} bytes"));
+    }
+    out.extend_from_slice(line.text.as_bytes());
+    Ok(())
 }
 
 #[cfg(test)]
@@ -40,7 +54,9 @@ mod tests {
 
     fn input(format: &str, row: &str) -> Result<String, String> {
         let format = Format::guess(Some(format), b"").unwrap();
-        input_of(row.as_bytes(), format).map(|input| String::from_utf8(input).unwrap())
+        let mut input = Vec::new();
+        append_input(row.as_bytes(), format, Limits { max_row_bytes: 1000 }, &mut input)?;
+        Ok(String::from_utf8(input).unwrap())
     }
 
     #[test]
@@ -54,6 +70,16 @@ mod tests {
         let row = r#"{"a":"","_line":"3","_input":"12345678901234567890"}"#;
         assert_eq!(input(CSV, row).unwrap(), "12345678901234567890");
         assert_eq!(input(CSV, r#"{"a":"b","_line":"3","_input":""}"#).unwrap(), r#"{"a":"b"}"#);
+    }
+
+    #[test]
+    fn an_input_inside_a_field_is_checked_as_the_value_it_becomes() {
+        let row = r#"{"_line":"1","_input":"{\n\"a\":\r\n1 }"}"#;
+        assert_eq!(input(CSV, row).unwrap(), r#"{ "a":  1 }"#);
+        assert!(input(CSV, r#"{"_line":"1","_input":"1e990"}"#).is_ok());
+        assert!(
+            input(CSV, r#"{"_line":"1","_input":"1e1000"}"#).unwrap_err().contains("more than 1000 bytes")
+        );
     }
 
     #[test]

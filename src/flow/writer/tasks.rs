@@ -1,6 +1,6 @@
 //! Outcomes of tasks: written together, each guarded by its token; one that cannot be stored fails alone.
 
-use super::OutcomeWriter;
+use super::{OutcomeWriter, flusher::cannot_be_stored};
 use crate::{
     backoff,
     store::{
@@ -21,7 +21,7 @@ struct Written {
 impl OutcomeWriter {
     /// Returns the tasks that were written.
     pub(super) async fn write_tasks(&mut self, mut writes: Vec<TaskWrite>) -> u64 {
-        // The newest outcome of a task wins; everybody locks in the same order.
+        // The newest outcome of a task wins; every transaction locks in the same order.
         writes.reverse();
         writes.sort_by_key(|write| write.task.id);
         writes.dedup_by_key(|write| write.task.token);
@@ -44,11 +44,11 @@ impl OutcomeWriter {
             match self.outlast_tasks(std::slice::from_ref(&write)).await {
                 Ok(written) => return self.settle_tasks(&[write], &written),
                 // What the task wanted stored or spawned is at fault: the task fails with PostgreSQL's words.
-                Err(error) if tries == 0 => write.end = TaskEnd::Failed(super::told(&error)),
+                Err(error) if tries == 0 => write.end = TaskEnd::Failed(cannot_be_stored(&error)),
                 // A plain failure is refused too: then it is not the task.
                 Err(error) => {
-                    self.complain(&error);
-                    self.hold(tries, &error);
+                    self.trouble.is_systemic(&error);
+                    self.trouble.begins(tries, &error);
                     tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries))
                         .await;
                 }
@@ -65,17 +65,17 @@ impl OutcomeWriter {
             let error: Box<dyn std::error::Error + Send + Sync> = match self.pool.get().await {
                 Ok(client) => match tasks::finish_in_transaction(&client, writes).await {
                     Ok(finished) => {
-                        self.metrics.batcher.transactions.inc();
-                        self.recovered();
+                        self.after.metrics.batcher.transactions.inc();
+                        self.trouble.ends();
                         return Ok(Written { finished, unsure });
                     }
                     Err(error) => {
-                        self.metrics.batcher.rollbacks.inc();
+                        self.after.metrics.batcher.rollbacks.inc();
                         drop(deadpool_postgres::Object::take(client));
                         match fault::of(&error) {
                             Fault::Row => return Err(error),
-                            Fault::Systemic => self.complain(&error),
-                            Fault::Transient => unsure |= error.code().is_none(),
+                            Fault::Systemic => self.trouble.is_systemic(&error),
+                            Fault::Transient | Fault::Busy => unsure |= error.code().is_none(),
                         }
                         Box::new(error)
                     }
@@ -83,7 +83,7 @@ impl OutcomeWriter {
                 Err(error) => Box::new(error),
             };
             tries += 1;
-            self.hold(tries, &*error);
+            self.trouble.begins(tries, &*error);
             tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries)).await;
         }
     }
@@ -91,25 +91,25 @@ impl OutcomeWriter {
     fn settle_tasks(&self, writes: &[TaskWrite], written: &Written) -> u64 {
         for write in writes {
             let task = write.task;
-            self.held.forget(task.token);
+            self.after.held.forget(task.token);
             match written.finished.get(&task.id) {
                 Some(finished) => {
-                    self.metrics.count_task(&finished.state);
+                    self.after.metrics.count_task(&finished.state);
                     if let Some(scope) = finished.scope {
-                        self.checks.ask(scope);
+                        self.after.checks.ask(scope);
                     }
                 }
                 None => {
-                    // Asked for in every case: whoever wrote the end, somebody must look.
-                    self.checks.ask(task.id);
+                    // Asked for in every case: whichever flush wrote the end, the scope must be looked at.
+                    self.after.checks.ask(task.id);
                     if let Some(parent) = write.parent {
-                        self.checks.ask(parent);
+                        self.after.checks.ask(parent);
                     }
                     if !written.unsure {
-                        self.metrics.fenced.inc();
+                        self.after.metrics.fenced.inc();
                         tracing::warn!(
                             task = task.id,
-                            "this task is somebody else's now; its outcome was refused"
+                            "another worker has this task now; its outcome was refused"
                         );
                     }
                 }

@@ -1,6 +1,7 @@
 //! One request and what came of it.
 
 use super::Http;
+use crate::backoff::LONGEST_ASKED;
 use crate::handler::protocol;
 use crate::periodic::describe;
 use reqwest::{
@@ -163,14 +164,18 @@ async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, Unread> {
     }
 }
 
-/// `Retry-After` in either form: seconds, or a date.
+/// `Retry-After` in either form: seconds, or a date. A header comes from outside and may say anything: it is capped here.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let until = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
-    Some(until.duration_since(jiff::Timestamp::now()).try_into().unwrap_or(Duration::ZERO))
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let wait = if is_number {
+        // Too many digits for a number is a very long time, too.
+        Duration::from_secs(text.parse().unwrap_or(u64::MAX))
+    } else {
+        let until = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
+        until.duration_since(jiff::Timestamp::now()).try_into().unwrap_or(Duration::ZERO)
+    };
+    Some(wait.min(LONGEST_ASKED))
 }
 
 #[cfg(test)]
@@ -186,7 +191,15 @@ mod tests {
         };
         assert_eq!(of("7"), Some(Duration::from_secs(7)));
         assert_eq!(of("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::ZERO));
-        assert!(of("Fri, 31 Dec 2100 23:59:59 GMT").unwrap() > Duration::from_secs(1_000_000));
+        for far in [
+            "Fri, 31 Dec 2100 23:59:59 GMT",
+            "1763380800000",
+            "99999999999999",
+            "999999999999999999999999",
+            "18446744073709551615",
+        ] {
+            assert_eq!(of(far), Some(LONGEST_ASKED), "{far}");
+        }
         assert_eq!(of("soon"), None);
         assert_eq!(of("-3"), None);
     }

@@ -2,16 +2,13 @@
 
 use super::quote;
 use crate::{
-    flow::input,
+    backoff,
     handler::{Done, Outcome, Spawn, TaskDone, TaskOutcome},
     json::Json,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{collections::BTreeMap, time::Duration};
-
-/// Longer waits than this are taken for it; PostgreSQL's calendar has an end.
-const LONGEST_WAIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// A reply that says nothing about any row.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +106,7 @@ pub fn read_row(bytes: &[u8]) -> Result<(i32, Outcome), BadReply> {
 /// The reply to a task.
 pub fn read_task(bytes: &[u8]) -> Result<TaskOutcome, BadReply> {
     let _: &RawValue = parse(bytes)?;
-    Ok(match read_outcome(bytes) {
+    Ok(match read_outcome(bytes).checked() {
         Outcome::Succeeded(Done { append, .. }) if !append.is_empty() => TaskOutcome::Failed(
             "\"append\" is for rows, which have a batch to append to; a task may call musterd.append_rows"
                 .to_owned(),
@@ -162,28 +159,14 @@ impl Said {
             Word::Failed => Outcome::Failed(error()),
             Word::Retry => {
                 let wait = self.retry_after.and_then(|s| Duration::try_from_secs_f64(s).ok());
-                Outcome::Retry { error: error(), after: wait.map(|wait| wait.min(LONGEST_WAIT)) }
+                Outcome::Retry { error: error(), after: wait.map(|wait| wait.min(backoff::LONGEST_ASKED)) }
             }
             Word::Succeeded => self.succeeded(),
         }
     }
 
-    /// What PostgreSQL cannot hold is found out here, before it costs a whole flush.
     fn succeeded(self) -> Outcome {
-        if let Some(Err(refusal)) = self.result.as_ref().map(|result| input::check(result.text())) {
-            return Outcome::Failed(format!("the result cannot be stored: {}", refusal.fault));
-        }
-        let outputs: Vec<(String, String)> = self.outputs.into_iter().flatten().collect();
-        if outputs.iter().any(|(name, text)| name.contains('\0') || text.contains('\0')) {
-            return Outcome::Failed("the output text cannot be stored: it has a NUL character".to_owned());
-        }
-        let append = self.append.unwrap_or_default();
-        for (place, row) in append.iter().enumerate() {
-            if let Err(refusal) = input::check(row.text()) {
-                let place = place + 1;
-                return Outcome::Failed(format!("appended row {place} cannot be stored: {}", refusal.fault));
-            }
-        }
-        Outcome::Succeeded(Done { result: self.result, outputs, append })
+        let outputs = self.outputs.into_iter().flatten().collect();
+        Outcome::Succeeded(Done { result: self.result, outputs, append: self.append.unwrap_or_default() })
     }
 }

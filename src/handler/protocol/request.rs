@@ -2,27 +2,13 @@
 
 use super::VERSION;
 use crate::{
-    handler::{BlockCall, TaskCall},
+    handler::{BlockCall, TaskCall, batch_key},
     json::Json,
-    store::blocks::InputRow,
+    store::pages::InputRow,
 };
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use std::time::Duration;
-
-#[derive(Serialize)]
-struct Rows<'a> {
-    #[serde(flatten)]
-    head: Head<'a>,
-    rows: Vec<Row<'a>>,
-}
-
-#[derive(Serialize)]
-struct OneRow<'a> {
-    #[serde(flatten)]
-    head: Head<'a>,
-    row: Row<'a>,
-}
+use std::{fmt::Write, time::Duration};
 
 /// What the rows of a request have in common.
 #[derive(Serialize)]
@@ -53,14 +39,6 @@ struct Block {
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
-    line: i32,
-    input: &'a Json,
-    idempotency_key: String,
-    attempt: i32,
-}
-
-#[derive(Serialize)]
 struct Task<'a> {
     protocol: &'static str,
     kind: &'static str,
@@ -82,16 +60,57 @@ struct TaskBody<'a> {
 }
 
 /// A request for `rows` of a block together.
-pub fn rows_request(call: &BlockCall<'_>, rows: &[InputRow]) -> Result<String, serde_json::Error> {
-    let head = head(call, "rows", deadline(call.timeout));
-    let rows = rows.iter().map(|row| row_of(call, row)).collect();
-    serde_json::to_string(&Rows { head, rows })
+pub fn rows_request(call: &BlockCall<'_>, rows: &[InputRow<'_>]) -> Result<String, serde_json::Error> {
+    let mut text = head(call, "rows", deadline(call.timeout))?;
+    text.reserve(rows.iter().map(|row| row.input.len() + ROW).sum());
+    let key = batch_key(call.block.batch, call.uid);
+    text.push_str(",\"rows\":[");
+    for (index, row) in rows.iter().enumerate() {
+        if index > 0 {
+            text.push(',');
+        }
+        push_row(&mut text, call, &key, row);
+    }
+    text.push_str("]}");
+    Ok(text)
 }
 
-/// One row as a line, without its line feed. When it will be this row's turn is not known yet: no deadline.
-pub fn row_line(call: &BlockCall<'_>, row: &InputRow) -> Result<String, serde_json::Error> {
-    let line = OneRow { head: head(call, "row", None), row: row_of(call, row) };
-    serde_json::to_string(&line).map(on_one_line)
+/// Rows of a block as a line each, without its line feed. When it will be a row's turn is not known yet: no deadline.
+#[derive(Debug)]
+pub struct RowLines<'a> {
+    call: &'a BlockCall<'a>,
+    head: String,
+    key: String,
+}
+
+impl<'a> RowLines<'a> {
+    pub fn new(call: &'a BlockCall<'a>) -> Result<Self, serde_json::Error> {
+        let head = on_one_line(head(call, "row", None)?);
+        Ok(Self { call, head, key: batch_key(call.block.batch, call.uid) })
+    }
+
+    pub fn line(&self, row: &InputRow<'_>) -> String {
+        let mut text = String::with_capacity(self.head.len() + row.input.len() + ROW);
+        text.push_str(&self.head);
+        text.push_str(",\"row\":");
+        push_row(&mut text, self.call, &self.key, row);
+        text.push('}');
+        text
+    }
+}
+
+/// What a row takes beside its input, about.
+const ROW: usize = 100;
+
+/// The input is JSON on one line and goes in as it is, never read and written again.
+fn push_row(text: &mut String, call: &BlockCall<'_>, key: &str, row: &InputRow<'_>) {
+    let InputRow { line, input } = row;
+    let attempt = call.attempt;
+    // Writing into a string cannot fail.
+    let _ = write!(
+        text,
+        "{{\"line\":{line},\"input\":{input},\"idempotency_key\":\"{key}/{line}\",\"attempt\":{attempt}}}"
+    );
 }
 
 /// A task, on one line.
@@ -117,20 +136,26 @@ pub fn task_request(call: &TaskCall<'_>) -> Result<String, serde_json::Error> {
 }
 
 /// The key of a whole request: the same whenever the same lines of the same batch are asked for.
-pub fn request_key(call: &BlockCall<'_>, rows: &[InputRow]) -> String {
+pub fn request_key(call: &BlockCall<'_>, rows: &[InputRow<'_>]) -> String {
+    let batch = batch_key(call.block.batch, call.uid);
     match rows {
-        [row] => format!("{}/{}", call.block.batch, row.line),
+        [row] => format!("{batch}/{}", row.line),
         _ => {
             let mut lines = Sha256::new();
             rows.iter().for_each(|row| lines.update(row.line.to_be_bytes()));
             let (first, last) = (rows.first().map_or(0, |r| r.line), rows.last().map_or(0, |r| r.line));
-            format!("{}/{first}-{last}/{}", call.block.batch, hex::encode(&lines.finalize()[..8]))
+            format!("{batch}/{first}-{last}/{}", hex::encode(&lines.finalize()[..8]))
         }
     }
 }
 
-fn head<'a>(call: &BlockCall<'a>, kind: &'static str, deadline: Option<jiff::Timestamp>) -> Head<'a> {
-    Head {
+/// The fields that all rows share, without the closing brace.
+fn head(
+    call: &BlockCall<'_>,
+    kind: &'static str,
+    deadline: Option<jiff::Timestamp>,
+) -> Result<String, serde_json::Error> {
+    let mut text = serde_json::to_string(&Head {
         protocol: VERSION,
         kind,
         command: call.command,
@@ -139,16 +164,9 @@ fn head<'a>(call: &BlockCall<'a>, kind: &'static str, deadline: Option<jiff::Tim
         timeout: call.timeout.as_secs_f64(),
         deadline,
         traceparent: call.traceparent,
-    }
-}
-
-fn row_of<'a>(call: &BlockCall<'a>, row: &'a InputRow) -> Row<'a> {
-    Row {
-        line: row.line,
-        input: &row.input,
-        idempotency_key: format!("{}/{}", call.block.batch, row.line),
-        attempt: call.attempt,
-    }
+    })?;
+    text.pop();
+    Ok(text)
 }
 
 fn deadline(timeout: Duration) -> Option<jiff::Timestamp> {

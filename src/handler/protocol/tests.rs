@@ -2,12 +2,29 @@ use super::*;
 use crate::{
     handler::{BlockCall, Done, Outcome, TaskOutcome},
     json::Json,
-    store::blocks::{BlockRef, InputRow},
+    store::{
+        blocks::{BlockRef, Parts},
+        pages::InputRow,
+    },
 };
 use std::time::Duration;
 
 fn settled(asked: &[i32], reply: &str) -> (Vec<(i32, Outcome)>, Leftovers) {
-    settle(asked.iter().copied(), read_rows(reply.as_bytes()).unwrap())
+    let (rows, left) = settle(asked.iter().copied(), read_rows(reply.as_bytes()).unwrap());
+    (rows.into_iter().map(|(line, outcome)| (line, outcome.checked())).collect(), left)
+}
+
+fn call<'a>(context: &'a Json, parts: &'a Parts, attempt: i32, timeout: u64) -> BlockCall<'a> {
+    BlockCall {
+        command: "c",
+        context,
+        block: BlockRef { id: 1, token: uuid::Uuid::nil(), batch: 9 },
+        uid: uuid::Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef),
+        parts,
+        attempt,
+        timeout: Duration::from_secs(timeout),
+        traceparent: Some("00-0-0-00"),
+    }
 }
 
 fn ok(result: &str) -> Outcome {
@@ -95,20 +112,14 @@ fn a_task_says_what_comes_next() {
 #[test]
 fn a_request_says_everything_and_stays_on_one_line() {
     let context = Json::from_text("{\"k\":\n1}");
-    let rows = [InputRow { line: 3, input: Json::from_text("{\"a\":\r\n 1.10}") }];
-    let call = BlockCall {
-        command: "c",
-        context: &context,
-        block: BlockRef { id: 1, token: uuid::Uuid::nil(), batch: 9 },
-        attempt: 2,
-        timeout: Duration::from_secs(30),
-        traceparent: None,
-    };
-    let line = row_line(&call, &rows[0]).unwrap();
+    let rows = [InputRow { line: 3, input: "{\"a\": 1.10}" }];
+    let parts = Parts::default();
+    let call = call(&context, &parts, 2, 30);
+    let line = RowLines::new(&call).unwrap().line(&rows[0]);
     assert!(!line.contains(['\n', '\r']), "{line}");
     assert!(line.contains("1.10"), "{line}");
     let row: serde_json::Value = serde_json::from_str(&line).unwrap();
-    assert_eq!(row["row"]["idempotency_key"], "9/3");
+    assert_eq!(row["row"]["idempotency_key"], "9-01234567/3");
     assert_eq!(row["kind"], "row");
     let request: serde_json::Value = serde_json::from_str(&rows_request(&call, &rows).unwrap()).unwrap();
     assert_eq!(request["protocol"], VERSION);
@@ -151,21 +162,16 @@ fn requests_are_what_the_schema_says() {
     let schema: serde_json::Value =
         serde_json::from_str(include_str!("../../../docs/protocol/v1/request.schema.json")).unwrap();
     let context = Json::from_text("{}");
-    let rows = [InputRow { line: 1, input: Json::from_text("1") }];
-    let call = BlockCall {
-        command: "c",
-        context: &context,
-        block: BlockRef { id: 1, token: uuid::Uuid::nil(), batch: 9 },
-        attempt: 1,
-        timeout: Duration::from_secs(1),
-        traceparent: Some("00-0-0-00"),
-    };
+    let rows = [InputRow { line: 1, input: "1" }];
+    let parts = Parts::default();
+    let call = call(&context, &parts, 1, 1);
     let request: serde_json::Value = serde_json::from_str(&rows_request(&call, &rows).unwrap()).unwrap();
     fits(&request, &schema, "rows");
     fits(&request["batch"], &schema, "batch");
     fits(&request["block"], &schema, "block");
     fits(&request["rows"][0], &schema, "one");
-    fits(&serde_json::from_str(&row_line(&call, &rows[0]).unwrap()).unwrap(), &schema, "row");
+    let line = RowLines::new(&call).unwrap().line(&rows[0]);
+    fits(&serde_json::from_str(&line).unwrap(), &schema, "row");
 }
 
 #[test]

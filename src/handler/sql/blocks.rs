@@ -1,19 +1,19 @@
-//! `sql` over blocks: a set-returning function of the user's over many rows at once. Its effects, the outcomes and the tally
-//! commit in one transaction that holds the block's token: exactly once.
+//! `sql` over blocks: a set-returning function of the user's over many rows at once. Its effects and the outcomes commit in
+//! one transaction that holds the block's token: exactly once.
 
 use super::{CONFLICT_RETRIES, QualifiedName, Session, Sql, is_conflict, told};
 use crate::{
     backoff,
-    handler::{BlockCall, Done, Outcome, Told, Tongue, protocol},
+    handler::{BlockCall, Done, Outcome, OutcomeSink, Report, protocol},
     json::Json,
+    lines::Lines,
     store::{
         LONGEST_BACKOFF,
-        blocks::InputRow,
-        flush::{self, RowWrite, Verdict, Written},
+        flush::{self, BlockWrite, Outcomes},
+        pages::InputRow,
     },
 };
-use serde::Serialize;
-use std::time::Duration;
+use std::{fmt::Write, time::Duration};
 use tokio_postgres::{Error, IsolationLevel, Row};
 
 /// How long the server's own limit has before ours cuts the connection.
@@ -27,21 +27,13 @@ pub(super) fn statement(function: &QualifiedName) -> String {
     )
 }
 
-#[derive(Serialize)]
-struct Given<'a> {
-    line: i32,
-    input: &'a Json,
-    attempt: i32,
-}
-
 /// What a call of the function came to.
 enum Called {
     /// Committed, with what is to be tried again.
-    Committed { lines: Vec<i32>, succeeded: u64, failed: u64, again: Vec<(i32, Outcome)> },
-    /// Rolled back: somebody else has the block.
-    NotHeld,
-    /// Rolled back: some of these lines have results already, so their effects must not be repeated.
-    WrittenBefore,
+    Committed { lines: Lines, succeeded: u64, failed: u64, again: Vec<(i32, Outcome)> },
+    /// Rolled back: the block is not held, or some of these lines are not open any more, so that their effects must not be
+    /// repeated.
+    Refused,
     /// Rolled back on purpose.
     Rehearsed(Vec<(i32, Outcome)>),
 }
@@ -70,7 +62,7 @@ enum Purpose {
 
 impl Sql {
     /// Runs `rows`; a function that fails is run again on halves, down to the row.
-    pub(super) async fn run_block(&self, call: &BlockCall<'_>, rows: &[InputRow], tongue: &Tongue) {
+    pub(super) async fn run_block(&self, call: &BlockCall<'_>, rows: &[InputRow<'_>], sink: &OutcomeSink) {
         let mut pieces = vec![rows.iter().collect::<Vec<_>>()];
         let (mut outages, mut losses) = (0, 0);
         while let Some(piece) = pieces.pop() {
@@ -84,21 +76,23 @@ impl Sql {
             }
             match called {
                 Ok(Called::Committed { lines, succeeded, failed, again }) => {
-                    tongue.tell(Told::Committed { lines, succeeded, failed });
-                    again.into_iter().for_each(|(line, outcome)| tongue.row(line, outcome));
+                    sink.report(Report::Committed { lines, succeeded, failed });
+                    again.into_iter().for_each(|(line, outcome)| sink.row(line, outcome));
                 }
                 Ok(Called::Rehearsed(rows)) => {
-                    rows.into_iter().for_each(|(line, outcome)| tongue.row(line, outcome))
+                    rows.into_iter().for_each(|(line, outcome)| sink.row(line, outcome))
                 }
-                Ok(Called::NotHeld) => return tongue.tell(Told::NotHeld),
-                Ok(Called::WrittenBefore) => pieces.push(self.still_open(call, piece, tongue).await),
+                Ok(Called::Refused) => match self.still_open(call, piece, sink).await {
+                    Some(open) => pieces.push(open),
+                    None => return sink.report(Report::NotHeld),
+                },
                 Err(Failure::Function(_)) if piece.len() > 1 => {
                     let other = piece[piece.len() / 2..].to_vec();
                     let one = piece[..piece.len() / 2].to_vec();
                     pieces.extend([other, one]);
                 }
                 Err(Failure::Function(error) | Failure::Systemic(error)) => {
-                    tongue.rows(piece, &Outcome::Retry { error, after: None });
+                    sink.rows(piece, &Outcome::Retry { error, after: None });
                 }
                 // Nobody's fault: no try is charged, and what may have been committed is looked up first.
                 Err(Failure::Away(error) | Failure::Lost(error)) => {
@@ -106,30 +100,31 @@ impl Sql {
                     tracing::warn!(command = call.command, error, "the database is away; trying again");
                     tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, outages))
                         .await;
-                    pieces.push(self.still_open(call, piece, tongue).await);
+                    match self.still_open(call, piece, sink).await {
+                        Some(open) => pieces.push(open),
+                        None => return sink.report(Report::NotHeld),
+                    }
                 }
             }
         }
     }
 
-    /// The rows of `piece` without a result; of those with one an earlier commit is told.
+    /// The rows of `piece` whose lines are still open in the block; the others were committed by a call whose reply was
+    /// lost. `None`: the block is not held any more.
     async fn still_open<'r>(
         &self,
         call: &BlockCall<'_>,
-        mut piece: Vec<&'r InputRow>,
-        tongue: &Tongue,
-    ) -> Vec<&'r InputRow> {
-        let lines: Vec<i32> = piece.iter().map(|row| row.line).collect();
+        mut piece: Vec<&'r InputRow<'r>>,
+        sink: &OutcomeSink,
+    ) -> Option<Vec<&'r InputRow<'r>>> {
         let mut tries = 0;
-        let done = loop {
+        let open = loop {
             let found = match self.database.connection().await {
-                Ok(client) => {
-                    flush::lines_with_result(&client, call.block.batch, &lines).await.map_err(|e| told(&e))
-                }
+                Ok(client) => flush::open_lines(&client, call.block).await.map_err(|e| told(&e)),
                 Err(error) => Err(error.to_string()),
             };
             match found {
-                Ok(done) => break done,
+                Ok(open) => break open?,
                 Err(_) => {
                     tries += 1;
                     tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries))
@@ -137,15 +132,16 @@ impl Sql {
                 }
             }
         };
-        piece.retain(|row| !done.contains(&row.line));
+        let done: Lines = piece.iter().map(|row| row.line).filter(|line| !open.contains(*line)).collect();
+        piece.retain(|row| open.contains(row.line));
         if !done.is_empty() {
             // Counted when it was written, by a call whose reply was lost; only the metrics of this worker miss it.
-            tongue.tell(Told::Committed { lines: done, succeeded: 0, failed: 0 });
+            sink.report(Report::Committed { lines: done, succeeded: 0, failed: 0 });
         }
-        piece
+        Some(piece)
     }
 
-    async fn attempt_block(&self, call: &BlockCall<'_>, rows: &[&InputRow]) -> Result<Called, Failure> {
+    async fn attempt_block(&self, call: &BlockCall<'_>, rows: &[&InputRow<'_>]) -> Result<Called, Failure> {
         let purpose = if self.rehearsal { Purpose::Rehearsal } else { Purpose::Work };
         for conflict in 1.. {
             let client =
@@ -179,15 +175,10 @@ impl Sql {
         &self,
         client: &mut deadpool_postgres::Object,
         call: &BlockCall<'_>,
-        rows: &[&InputRow],
+        rows: &[&InputRow<'_>],
         purpose: Purpose,
     ) -> Result<Called, Error> {
-        let given: Vec<Given<'_>> = rows
-            .iter()
-            .map(|row| Given { line: row.line, input: &row.input, attempt: call.attempt })
-            .collect();
-        // Inputs are jsonb of the database's own; only a hand-made one could fail here, and then in the function.
-        let given = Json::of(&given).unwrap_or_else(|_| Json::from_text("[]"));
+        let given = Json::from_text(given(rows, call.attempt));
         let transaction =
             client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
         transaction.batch_execute(&self.settings(call.timeout)).await?;
@@ -207,26 +198,33 @@ impl Sql {
             return Ok(Called::Rehearsed(outcomes));
         }
         transaction.batch_execute("RESET ROLE; SET LOCAL search_path = pg_catalog, pg_temp").await?;
-        let (writes, again) = part(outcomes, call.attempt);
-        let lines: Vec<i32> = writes.iter().map(|write| write.line).collect();
-        match flush::write_rows_within(&transaction, call.block, writes).await? {
-            Written::Held { succeeded, failed } if succeeded + failed == lines.len() as u64 => {
-                crate::failpoint!("sql.block.before_commit");
-                transaction.commit().await?;
-                crate::failpoint!("sql.block.committed");
-                Ok(Called::Committed { lines, succeeded, failed, again })
-            }
-            Written::Held { .. } => {
-                transaction.rollback().await?;
-                Ok(Called::WrittenBefore)
-            }
-            Written::NotHeld => {
-                // Somebody else has the block: our effects vanish.
-                transaction.rollback().await?;
-                Ok(Called::NotHeld)
-            }
+        let (outcomes, again) = part(outcomes);
+        let (succeeded, failed) = (outcomes.succeeded() as u64, outcomes.failed() as u64);
+        let lines = outcomes.done();
+        let write = BlockWrite { block: call.block, part: call.parts.next(), outcomes, close: None };
+        if !flush::write_within(&transaction, write).await? {
+            // Our effects vanish.
+            transaction.rollback().await?;
+            return Ok(Called::Refused);
         }
+        crate::failpoint!("sql.block.before_commit");
+        transaction.commit().await?;
+        crate::failpoint!("sql.block.committed");
+        Ok(Called::Committed { lines, succeeded, failed, again })
     }
+}
+
+/// The rows as the function gets them: their inputs go in as they are.
+fn given(rows: &[&InputRow<'_>], attempt: i32) -> String {
+    let mut text = String::with_capacity(rows.iter().map(|row| row.input.len() + 50).sum());
+    text.push('[');
+    for (index, InputRow { line, input }) in rows.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        // Writing into a string cannot fail.
+        let _ = write!(text, "{comma}{{\"line\":{line},\"input\":{input},\"attempt\":{attempt}}}");
+    }
+    text.push(']');
+    text
 }
 
 fn read(rows: &[Row]) -> protocol::RowsReply {
@@ -255,20 +253,17 @@ fn read(rows: &[Row]) -> protocol::RowsReply {
 }
 
 /// What is written with the effects, and what is tried again.
-fn part(outcomes: Vec<(i32, Outcome)>, attempt: i32) -> (Vec<RowWrite>, Vec<(i32, Outcome)>) {
-    let (mut writes, mut again) = (Vec::new(), Vec::new());
+fn part(outcomes: Vec<(i32, Outcome)>) -> (Outcomes, Vec<(i32, Outcome)>) {
+    let (mut written, mut again) = (Outcomes::default(), Vec::new());
     for (line, outcome) in outcomes {
-        let verdict = match outcome {
-            Outcome::Succeeded(done) => Verdict::Succeeded(done.result),
-            Outcome::Failed(error) => Verdict::Failed(error),
-            retry @ Outcome::Retry { .. } => {
-                again.push((line, retry));
-                continue;
-            }
-        };
-        writes.push(RowWrite { line, attempt, verdict, outputs: None, append: Vec::new() });
+        match outcome {
+            // The result was a jsonb of the server's: it can be stored, and its text has no line feed.
+            Outcome::Succeeded(done) => written.succeed(line, done.result, None),
+            Outcome::Failed(error) => written.fail(line, error),
+            retry @ Outcome::Retry { .. } => again.push((line, retry)),
+        }
     }
-    (writes, again)
+    (written, again)
 }
 
 /// Inside a user's function everything but a lost database is the function's own failure.

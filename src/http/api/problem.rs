@@ -147,7 +147,7 @@ impl From<tokio_postgres::Error> for Problem {
                 "not_storable",
                 "the database cannot store a value of this request",
             ),
-            Fault::Transient => {
+            Fault::Transient | Fault::Busy => {
                 tracing::warn!(error = describe(&error), "a request failed in the database");
                 Self::unavailable("the database did not answer in time or was interrupted; try again")
             }
@@ -221,9 +221,10 @@ fn invalid_rows(detail: String) -> Problem {
 impl From<ExportError> for Problem {
     fn from(error: ExportError) -> Self {
         match error {
-            ExportError::FieldTaken { .. } => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),
             ExportError::Query(error) => error.into(),
             ExportError::Write(_) => Self::internal(&error),
+            // The inputs do not fit into the columns that were asked for.
+            _ => Self::new(StatusCode::CONFLICT, "conflict", error.to_string()),
         }
     }
 }

@@ -16,7 +16,7 @@ SELECT q.name AS queue,
  CROSS JOIN LATERAL (
        SELECT pg_catalog.sum(o.rows)::bigint AS rows,
               pg_catalog.min(o.available_at) FILTER (WHERE o.available_at <= pg_catalog.now()) AS oldest
-         FROM (SELECT COALESCE(pg_catalog.cardinality(f.lines), f.last_line - f.first_line + 1) AS rows, f.available_at
+         FROM (SELECT f.rows, f.available_at
                  FROM musterd.blocks f
                 WHERE f.queue = q.name AND f.worker IS NULL
                   -- What is held does not wait.

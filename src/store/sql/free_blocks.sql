@@ -3,68 +3,57 @@
 -- $1 block ids, $2 tokens, $3 max_crashes. Answers with one row per block: batch, queue, lines freed, lines failed.
 --
 -- What had started is suspect: its open lines come back in eighths, so that the line that kills is soon alone. A single
--- line with two deaths behind it is to run with nothing beside it, and only deaths in such a try count against it.
+-- line with two deaths behind it is to run with nothing beside it, and only deaths in such an attempt count against it.
 WITH dead AS MATERIALIZED (
-    SELECT b.id, b.batch_id, b.first_line, b.last_line, b.lines, b.queue, b.command, b.priority, b.attempt, b.crashes, b.solo,
-           b.solo_crashes, b.alone_at IS NOT NULL AS alone,
-           -- A zombie may claim after its end was declared; what it claimed then has harmed nobody.
+    SELECT b.id, b.batch_id, b.lines, b.generation, b.queue, b.command, b.priority, b.attempt, b.crashes, b.solo, b.solo_crashes,
+           b.alone_at IS NOT NULL AS alone,
+           -- A zombie may claim after its end was declared; what it claimed then has harmed no process.
            NOT COALESCE(b.claimed_at > w.ended_at, false) AS started,
-           x.open AS batch_open, COALESCE(x.aborting, true) AS dropped
+           COALESCE(x.aborting, true) AS dropped
       FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[])) AS g (id, token)
       JOIN musterd.blocks b ON b.id = g.id AND b.token = g.token
       LEFT JOIN musterd.workers w ON w.id = b.worker
       LEFT JOIN musterd.batches x ON x.id = b.batch_id),
 gone AS (
     DELETE FROM musterd.blocks b USING dead d WHERE b.id = d.id),
-open_lines AS (
-    SELECT d.id, d.started, l.line,
-           pg_catalog.row_number() OVER (PARTITION BY d.id ORDER BY l.line) - 1 AS place,
-           pg_catalog.count(*) OVER (PARTITION BY d.id) AS total
-      FROM dead d
-     CROSS JOIN LATERAL (
-           SELECT pg_catalog.unnest(d.lines) WHERE d.lines IS NOT NULL
-           UNION ALL
-           SELECT pg_catalog.generate_series(d.first_line, d.last_line) WHERE d.lines IS NULL) l (line)
-     WHERE NOT d.dropped
-       AND NOT EXISTS (SELECT FROM musterd.results r WHERE r.batch_id = d.batch_id AND r.line = l.line)),
 pieces AS (
-    SELECT o.id, pg_catalog.min(o.line) AS first, pg_catalog.max(o.line) AS last,
-           pg_catalog.array_agg(o.line ORDER BY o.line) AS lines
-      FROM open_lines o
-     GROUP BY o.id, CASE WHEN o.started THEN o.place / ((o.total + 7) / 8) ELSE 0 END),
+    SELECT o.id, pg_catalog.range_agg(pg_catalog.int4range(o.line, o.line + 1)) AS lines, pg_catalog.count(*)::int AS size
+      FROM (SELECT d.id, l.line,
+                   CASE WHEN d.started THEN pg_catalog.ntile(8) OVER (PARTITION BY d.id ORDER BY l.line) ELSE 1 END AS piece
+              FROM dead d
+             CROSS JOIN LATERAL (
+                   SELECT pg_catalog.generate_series(pg_catalog.lower(r), pg_catalog.upper(r) - 1) AS line
+                     FROM pg_catalog.unnest(d.lines) r) l
+             WHERE NOT d.dropped) o
+     GROUP BY o.id, o.piece),
 judged AS MATERIALIZED (
-    SELECT d.id, d.batch_id, d.queue, d.command, d.priority, d.attempt, d.batch_open, p.first, p.last,
-           CASE WHEN d.lines IS NULL OR p.last - p.first + 1 = pg_catalog.cardinality(p.lines) THEN NULL ELSE p.lines END AS lines,
-           pg_catalog.cardinality(p.lines) AS size,
+    SELECT d.id, d.batch_id, d.generation, d.queue, d.command, d.priority, d.attempt, p.lines, p.size,
            d.crashes + d.started::int AS crashes,
            d.solo_crashes + (d.started AND d.alone)::int AS solo_crashes,
-           p.first = p.last AND (d.solo OR (d.started AND d.crashes >= 1)) AS solo,
-           p.first = p.last AND d.started AND d.alone AND d.solo_crashes + 1 >= $3::int AS killer
+           p.size = 1 AND (d.solo OR (d.started AND d.crashes >= 1)) AS solo,
+           p.size = 1 AND d.started AND d.alone AND d.solo_crashes + 1 >= $3::int AS fatal
       FROM pieces p
       JOIN dead d ON d.id = p.id),
 failed AS (
-    INSERT INTO musterd.results (batch_id, line, state, attempt, error)
-    SELECT j.batch_id, j.first, 'failed', j.attempt,
+    INSERT INTO musterd.failures (batch_id, line, generation, attempt, error)
+    SELECT j.batch_id, pg_catalog.lower(j.lines), j.generation, j.attempt,
            pg_catalog.format('the worker process died %s times while it ran this row and nothing else (liveness.max_crashes)',
                              j.solo_crashes)
       FROM judged j
-     WHERE j.killer
-        ON CONFLICT DO NOTHING
-    RETURNING batch_id, line),
-tallied AS (
-    -- A token of its own: a tally with the dead worker's would tell a zombie that its flush was applied.
-    INSERT INTO musterd.tallies (batch_id, token, failed)
-    SELECT f.batch_id, pg_catalog.gen_random_uuid(), pg_catalog.count(*)::int FROM failed f GROUP BY f.batch_id),
+     WHERE j.fatal),
+counted AS (
+    -- A token of its own: an outcome with the dead worker's would make a zombie believe that its flush was applied.
+    INSERT INTO musterd.outcomes (batch_id, first_line, token, part, generation, attempt, lines, succeeded, failed)
+    SELECT j.batch_id, 0, pg_catalog.gen_random_uuid(), 1, j.generation, j.attempt, '{}', 0, 1 FROM judged j WHERE j.fatal),
 freed AS (
-    INSERT INTO musterd.blocks (batch_id, first_line, last_line, lines, queue, command, priority, attempt, crashes, solo,
-                                solo_crashes, available_at)
-    SELECT j.batch_id, j.first, j.last, j.lines, j.queue, j.command, j.priority, j.attempt, j.crashes, j.solo, j.solo_crashes,
-           CASE WHEN j.batch_open THEN pg_catalog.now() ELSE 'infinity' END
+    INSERT INTO musterd.blocks (batch_id, lines, rows, generation, queue, command, priority, attempt, crashes, solo, solo_crashes)
+    SELECT j.batch_id, j.lines, j.size, j.generation, j.queue, j.command, j.priority, j.attempt, j.crashes, j.solo, j.solo_crashes
       FROM judged j
-     WHERE NOT j.killer)
+     WHERE NOT j.fatal
+     ORDER BY j.id, pg_catalog.lower(j.lines))
 SELECT d.batch_id, d.queue,
-       COALESCE(pg_catalog.sum(j.size) FILTER (WHERE NOT j.killer), 0)::bigint AS lines,
-       pg_catalog.count(*) FILTER (WHERE j.killer) AS failed
+       COALESCE(pg_catalog.sum(j.size) FILTER (WHERE NOT j.fatal), 0)::bigint AS lines,
+       pg_catalog.count(*) FILTER (WHERE j.fatal) AS failed
   FROM dead d
   LEFT JOIN judged j ON j.id = d.id
  GROUP BY d.id, d.batch_id, d.queue

@@ -1,6 +1,7 @@
--- Lock the blocks that are still held, in the order of their ids: everybody locks in the same order.
+-- Lock the blocks that are still held, in the order of their ids: every transaction locks in the same order.
 --
--- $1 block ids, $2 tokens. Without the lock a worker that lost its block could write beside the one that has it now.
+-- $1 block ids, $2 tokens. Without the lock a worker that lost its block could write beside the one that has it now. A statement
+-- of its own: one that waits for the lock would not see an outcome that was committed meanwhile.
 SELECT b.id
   FROM musterd.blocks b
   JOIN ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[])) AS u (id, token)

@@ -1,19 +1,19 @@
 -- Take free blocks that are due: retries, given back, recovered.
 --
 -- $1 queue, $2 worker, $3 tokens, $4 commands, $5 the scope a structured queue works on (null: any), $6 commands of tasks that go
--- before rows of a worse priority (null: none do), $7 commands whose claims are to be durable. The batch is asked as well: a retry
--- may have been written beside a hold.
+-- before rows of a worse priority (null: none do), $7 commands whose claims are to be durable. Due times are
+-- real; whether the batch is open and the queue is not paused is asked here and nowhere before.
 --
 -- Of the suspects (blocks some process died with) a worker holds one at a time: should it die again, few are to blame.
 WITH s AS MATERIALIZED (
     SELECT pg_catalog.set_config('synchronous_commit', 'off', true)),
 suspect AS MATERIALIZED (
-    SELECT f.id, f.priority, f.available_at
+    SELECT f.id, f.priority, f.available_at, b.uid
       FROM musterd.blocks f
       JOIN musterd.batches b ON b.id = f.batch_id AND b.open, s
      WHERE f.worker IS NULL AND f.crashes > 0 AND NOT f.solo
        AND f.queue = $1 AND f.available_at <= pg_catalog.now() AND f.command = ANY ($4)
-       AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1 AND q.paused)
+       AND NOT EXISTS (SELECT FROM musterd.paused_queues q WHERE q.name = $1)
        AND NOT EXISTS (SELECT FROM musterd.blocks o WHERE o.worker = $2 AND o.crashes > 0)
        AND ($5::bigint IS NULL OR b.id = $5
             OR EXISTS (SELECT FROM musterd.tasks p WHERE p.id = b.id AND p.parent_id = $5))
@@ -22,12 +22,12 @@ suspect AS MATERIALIZED (
      LIMIT 1
        FOR UPDATE OF f SKIP LOCKED),
 due AS MATERIALIZED (
-    SELECT f.id, f.priority, f.available_at
+    SELECT f.id, f.priority, f.available_at, b.uid
       FROM musterd.blocks f
       JOIN musterd.batches b ON b.id = f.batch_id AND b.open, s
      WHERE f.worker IS NULL AND f.crashes = 0
        AND f.queue = $1 AND f.available_at <= pg_catalog.now() AND f.command = ANY ($4)
-       AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1 AND q.paused)
+       AND NOT EXISTS (SELECT FROM musterd.paused_queues q WHERE q.name = $1)
        AND ($5::bigint IS NULL OR b.id = $5
             OR EXISTS (SELECT FROM musterd.tasks p WHERE p.id = b.id AND p.parent_id = $5))
        AND ($6::text[] IS NULL OR f.priority <= COALESCE((
@@ -40,13 +40,13 @@ due AS MATERIALIZED (
      LIMIT 8
        FOR UPDATE OF f SKIP LOCKED),
 chosen AS (
-    SELECT f.id, pg_catalog.row_number() OVER (ORDER BY /*order*/ f.available_at) AS n
+    SELECT f.id, f.uid, pg_catalog.row_number() OVER (ORDER BY /*order*/ f.available_at) AS n
       FROM (SELECT * FROM suspect UNION ALL SELECT * FROM due) f)
 UPDATE musterd.blocks x
    SET worker = $2, token = t.token, claimed_at = pg_catalog.now()
   FROM chosen d
   JOIN pg_catalog.unnest($3::uuid[]) WITH ORDINALITY t (token, n) USING (n)
  WHERE x.id = d.id
-RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo,
+RETURNING x.id, x.token, x.batch_id, d.uid, x.lines, x.generation, x.command, x.attempt, x.solo,
           EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - x.available_at)::float8 AS waited,
           CASE WHEN x.command = ANY ($7::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

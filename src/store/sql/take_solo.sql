@@ -4,12 +4,12 @@
 WITH s AS MATERIALIZED (
     SELECT pg_catalog.set_config('synchronous_commit', 'off', true)),
 due AS MATERIALIZED (
-    SELECT f.id
+    SELECT f.id, b.uid
       FROM musterd.blocks f
       JOIN musterd.batches b ON b.id = f.batch_id AND b.open, s
      WHERE f.worker IS NULL AND f.crashes > 0 AND f.solo
        AND f.queue = $1 AND f.available_at <= pg_catalog.now() AND f.command = ANY ($4)
-       AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1 AND q.paused)
+       AND NOT EXISTS (SELECT FROM musterd.paused_queues q WHERE q.name = $1)
        AND NOT EXISTS (SELECT FROM musterd.blocks o WHERE o.worker = $2 AND o.solo)
      ORDER BY f.priority, f.available_at
      LIMIT 1
@@ -18,6 +18,6 @@ UPDATE musterd.blocks x
    SET worker = $2, token = $3, claimed_at = pg_catalog.now()
   FROM due d
  WHERE x.id = d.id
-RETURNING x.id, x.token, x.batch_id, x.first_line, x.last_line, x.lines, x.command, x.attempt, x.solo,
+RETURNING x.id, x.token, x.batch_id, d.uid, x.lines, x.generation, x.command, x.attempt, x.solo,
           EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - x.available_at)::float8 AS waited,
           CASE WHEN x.command = ANY ($5::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

@@ -16,10 +16,9 @@ async fn batch(client: &Client, inputs: &[Value], failed: &[i32]) -> i64 {
     let rows = Value::from(inputs.to_vec());
     let submit = "SELECT musterd.submit_batch('noop', $1::jsonb, max_failed => 100)";
     let id: i64 = client.query_one(submit, &[&rows]).await.unwrap().get(0);
-    let end = "INSERT INTO musterd.results (batch_id, line, state, attempt, result, error)
-        SELECT $1, n, CASE WHEN n = ANY ($3) THEN 'failed' ELSE 'succeeded' END::musterd.state, 3,
-               CASE WHEN n = ANY ($3) THEN NULL ELSE '{\"ok\": true}'::jsonb END,
-               CASE WHEN n = ANY ($3) THEN 'no such \"city\", line ' || n END
+    let end = "SELECT guard.result($1, n, CASE WHEN n = ANY ($3) THEN 'failed' ELSE 'succeeded' END, 3,
+                                   CASE WHEN n = ANY ($3) THEN NULL ELSE '{\"ok\": true}'::jsonb END,
+                                   'no such \"city\", line ' || n)
           FROM generate_series(1, $2::int) n";
     let rows = inputs.len() as i32;
     client.execute(end, &[&id, &rows, &failed]).await.unwrap();

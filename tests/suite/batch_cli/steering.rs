@@ -9,7 +9,7 @@ use musterd::handler::{Done, Outcome};
 use serde_json::{Value, json};
 
 use super::{json_of, refused, said, some_batches};
-use crate::suite::outputs::ground::{PATIENCE, Worker, end_lines, ended, file_store, state};
+use crate::suite::outputs::ground::{PATIENCE, Worker, end_lines, ended, file_store, folder, state};
 use crate::suite::support::config::TestConfig;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
@@ -38,7 +38,10 @@ async fn hold_release_and_abort_say_what_they_made_of_it_also_without_a_worker()
     let shown = json_of(&config, &["batch", "show", &batch]).await;
     assert_eq!((&shown["succeeded"], &shown["aborted"]), (&json!(4), &json!(6)));
     assert_eq!(shown["aborting"], false, "it is over");
-    assert!(dir.join(format!("batches/{id}/g1-r10-d4/manifest.json")).exists(), "its files are there, too");
+    assert!(
+        dir.join(folder(&client, id, "g1-r10-d4").await).join("manifest.json").exists(),
+        "its files are there, too"
+    );
     let rows = json_of(&config, &["batch", "rows", &batch, "--state", "aborted"]).await;
     assert_eq!(rows["rows"].as_array().unwrap().len(), 6);
     // Once more changes nothing, whatever is asked.
@@ -120,8 +123,8 @@ async fn a_block_that_nobody_gives_back_keeps_an_aborted_batch_open() {
     let (client, config) = (db.client().await, TestConfig::new(&db, ""));
     let id = submit(&db, "noop", 10).await;
     let claim = "WITH cursor AS (UPDATE musterd.batches SET next_line = 11 WHERE id = $1)
-        INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority, worker, token)
-        VALUES ($1, 1, 10, 'default', 'noop', 100, 'gone', gen_random_uuid())";
+        INSERT INTO musterd.blocks (batch_id, lines, rows, queue, command, priority, worker, token)
+        VALUES ($1, '{[1,11)}', 10, 'default', 'noop', 100, 'gone', gen_random_uuid())";
     client.execute(claim, &[&id]).await.unwrap();
     let batch = id.to_string();
     let said = said(&config, &["batch", "abort", &batch]).await;

@@ -37,10 +37,10 @@ async fn a_block_is_one_signed_request_with_everything_in_it() {
     );
     assert_eq!(one.headers["idempotency-key"], one.headers["webhook-id"]);
     assert_eq!((&one.body["protocol"], &one.body["kind"]), (&json!("muster/1"), &json!("rows")));
-    assert_eq!(
-        one.body["rows"][0]["idempotency_key"],
-        json!(format!("{}/{}", one.body["batch"]["id"], one.lines()[0]))
-    );
+    let uid: uuid::Uuid = site.client.query_one("SELECT uid FROM musterd.batches", &[]).await.unwrap().get(0);
+    let batch = musterd::handler::batch_key(one.body["batch"]["id"].as_i64().unwrap(), uid);
+    assert_eq!(batch, format!("{}-{}", one.body["batch"]["id"], &uid.simple().to_string()[..8]));
+    assert_eq!(one.body["rows"][0]["idempotency_key"], json!(format!("{batch}/{}", one.lines()[0])));
     // Checked as a receiver would: with the key, the id, the time and the body as it came.
     let signer =
         musterd::handler::http::Signer::new(&"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()).unwrap();

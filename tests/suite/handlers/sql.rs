@@ -9,6 +9,7 @@ use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::proxy::{Fault, FaultProxy};
 use crate::suite::support::wait::eventually;
+use crate::suite::support::worker::free_all_blocks;
 
 const HANDLER: &str = "[handlers.work]\nkind = \"sql\"\nfunction = \"app.work\"\n";
 
@@ -46,7 +47,7 @@ async fn a_function_over_blocks_answers_row_by_row_and_its_failure_is_found() {
     assert!(rows[12].error.contains("thirteen is too many"), "{:?}", rows[12]);
     assert_eq!((rows[4].attempt, rows[2].attempt, rows[0].attempt), (2, 2, 1));
     assert_eq!(rows[19].result, Some(serde_json::json!({ "double": 40 })));
-    let tally = "SELECT sum(succeeded)::int, sum(failed)::int FROM musterd.tallies WHERE batch_id = $1";
+    let tally = "SELECT sum(succeeded)::int, sum(failed)::int FROM musterd.outcomes WHERE batch_id = $1";
     let row = site.client.query_one(tally, &[&batch]).await.unwrap();
     assert_eq!((row.get::<_, i32>(0), row.get::<_, i32>(1)), (38, 2));
     assert!(!site.db.name().is_empty());
@@ -92,8 +93,7 @@ async fn effects_equal_results_after(kills: u32) {
         daemon.wait_exit(SOON).await;
         drop(daemon);
         // What recovery does for a worker that is dead.
-        let free = "UPDATE musterd.blocks SET worker = NULL, token = NULL, available_at = now() WHERE worker IS NOT NULL";
-        client.execute(free, &[]).await.unwrap();
+        free_all_blocks(&client).await;
     }
     let twice = "SELECT count(*) FROM (SELECT line FROM app.effects GROUP BY line HAVING count(*) <> 1) x";
     assert_eq!(
@@ -238,8 +238,9 @@ async fn a_line_that_has_a_result_by_then_has_no_second_effect() {
     let batch = submit_rows(&client, "work", &rows).await;
     gate.is_waited_at().await;
     // As if a commit whose reply was lost had come through only now.
-    let late = "INSERT INTO musterd.results (batch_id, line, state) VALUES ($1, 2, 'succeeded')";
-    client.execute(late, &[&batch]).await.unwrap();
+    let late = "WITH recorded AS (SELECT guard.result($1, 2, 'succeeded'))
+        UPDATE musterd.blocks SET lines = lines - '{[2,3)}'::int4multirange, rows = rows - 1 FROM recorded WHERE batch_id = $1";
+    assert_eq!(client.execute(late, &[&batch]).await.unwrap(), 1);
     gate.open().await;
     all_succeeded(&ended(&client, batch).await, 3);
     let lines = "SELECT array_agg(line ORDER BY line) FROM app.effects";

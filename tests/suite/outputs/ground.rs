@@ -75,12 +75,11 @@ pub(crate) async fn over(client: &Client, rows: i32, filler: &str) -> i64 {
 
 /// Gives the lines their results, as a flush would, and moves the cursor behind them.
 pub(crate) async fn end_lines(client: &Client, id: i64, first: i32, last: i32, filler: &str) {
-    let end = "WITH cursor AS (UPDATE musterd.batches SET next_line = $3 + 1 WHERE id = $1),
-        tally AS (INSERT INTO musterd.tallies (batch_id, token, succeeded, outputs)
-                  VALUES ($1, gen_random_uuid(), $3 - $2 + 1, true))
-        INSERT INTO musterd.results (batch_id, line, state, outputs)
-        SELECT $1, n, 'succeeded', jsonb_build_object('out.txt', n || ':' || $4 || E'\\n')
-          FROM generate_series($2::int, $3::int) n";
+    let end = "WITH cursor AS (UPDATE musterd.batches SET next_line = $3 + 1 WHERE id = $1 RETURNING generation)
+        INSERT INTO musterd.outcomes (batch_id, first_line, token, part, generation, attempt, lines, succeeded, failed, outputs)
+        SELECT $1, min(n), gen_random_uuid(), 1, min(c.generation), 1, int4multirange(int4range(min(n), max(n) + 1)), count(*), 0,
+               string_agg(jsonb_build_object('out.txt', n || ':' || $4 || E'\\n')::text, E'\\n' ORDER BY n)
+          FROM cursor c, generate_series($2::int, $3::int) n GROUP BY (n - 1) / 500";
     client.execute(end, &[&id, &first, &last, &filler]).await.unwrap();
 }
 
@@ -106,6 +105,13 @@ pub(crate) async fn ended(client: &Client, id: i64) -> String {
         ["succeeded", "failed", "aborted"].contains(&state.as_str()).then_some(state)
     })
     .await
+}
+
+/// Where the files of one end of a batch lie: `end` is its generation and its number of rows.
+pub(crate) async fn folder(client: &Client, id: i64, end: &str) -> String {
+    let sql = "SELECT uid FROM musterd.batches WHERE id = $1";
+    let uid = client.query_one(sql, &[&id]).await.unwrap().get(0);
+    format!("batches/{}/{end}", handler::batch_key(id, uid))
 }
 
 /// Everything below a directory, with slashes, in order.

@@ -33,7 +33,8 @@ async fn a_missing_bucket_is_told_once_and_the_batch_ends_when_it_is_there() {
     std::fs::create_dir(&bucket).unwrap();
     assert_eq!(ended(&client, id).await, "succeeded");
     daemon.wait_for_log(PATIENCE, |line| line.contains("outputs can be uploaded again")).await;
-    let found = std::fs::read_to_string(bucket.join(format!("batches/{id}/g1-r3/out.txt"))).unwrap();
+    let found =
+        std::fs::read_to_string(bucket.join(folder(&client, id, "g1-r3").await).join("out.txt")).unwrap();
     assert_eq!(found, text(1..=3, "a"));
     assert_eq!(server.unfinished(), [""; 0]);
 }
@@ -57,6 +58,36 @@ async fn a_wrong_secret_is_told_once_and_a_worker_with_the_right_one_ends_the_ba
     assert_eq!(ended(&client, id).await, "succeeded");
 }
 
+/// FINDINGS 16: an abort is for good, whatever the store says; a batch that is not aborted waits for its files.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_aborted_batch_does_not_wait_for_a_store_that_refuses_its_files() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let server = S3Server::start().await;
+    std::fs::remove_dir(server.root.path().join(BUCKET)).unwrap();
+    let (waiting, aborted) = (over(&client, 3, "a").await, over(&client, 3, "a").await);
+    let uncle = "SELECT musterd.enqueue_after('noop', '{}', ARRAY[$1::bigint])";
+    let uncle: i64 = client.query_one(uncle, &[&aborted]).await.unwrap().get(0);
+    client.execute("UPDATE musterd.batches SET on_done = 'noop' WHERE id = $1", &[&aborted]).await.unwrap();
+    let toml = format!(
+        "{}[completion]\nsweep_min = \"1s\"\nsweep_max = \"2s\"\n",
+        s3_toml(&server.endpoint, BUCKET, "AK", SECRET)
+    );
+    let daemon = Daemon::builder(&db, &toml).start();
+    one_complaint(&daemon).await;
+    client.query_one("SELECT musterd.abort($1)", &[&aborted]).await.unwrap();
+    assert_eq!(ended(&client, aborted).await, "aborted");
+    assert_eq!(outputs(&client, aborted).await, serde_json::Value::Null);
+    let counts = "SELECT succeeded, aborted FROM musterd.batches WHERE id = $1";
+    let row = client.query_one(counts, &[&aborted]).await.unwrap();
+    assert_eq!((row.get::<_, i32>(0), row.get::<_, i32>(1)), (3, 0), "what was done is done");
+    assert_eq!(ended(&client, uncle).await, "succeeded");
+    let told = format!("SELECT id FROM musterd.tasks WHERE idempotency_key = 'batch/{aborted}/1/done'");
+    assert_eq!(ended(&client, client.query_one(&told, &[]).await.unwrap().get(0)).await, "succeeded");
+    assert_eq!(state(&client, waiting).await, "running", "it was not aborted");
+    drop(daemon);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_told_once_and_the_batch_ends_when_there_is_room() {
     let db = TestDb::new().await;
@@ -71,7 +102,8 @@ async fn a_full_disk_is_told_once_and_the_batch_ends_when_there_is_room() {
     let pid = Pid::from_raw(daemon.pid() as i32);
     prlimit(pid, Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
     assert_eq!(ended(&client, id).await, "succeeded");
-    let found = std::fs::read_to_string(dir.join(format!("batches/{id}/g1-r60/out.txt"))).unwrap();
+    let found =
+        std::fs::read_to_string(dir.join(folder(&client, id, "g1-r60").await).join("out.txt")).unwrap();
     assert!(found == text(1..=60, &"z".repeat(100_000)));
 }
 

@@ -6,7 +6,7 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 
-use super::{run, services};
+use super::{audit, run, services};
 
 const TEMPLATE: &str = "musterd_template";
 
@@ -110,10 +110,11 @@ async fn make_template() {
     connection.abort();
 }
 
-/// Brings a database to the schema of this source tree.
+/// Brings a database to the schema of this source tree, with the guard that every test has.
 async fn migrate(url: &str) {
     let (mut client, connection) = connect(url).await;
     musterd::store::migrate::migrate(&mut client).await.unwrap();
+    audit::guard(&client).await;
     // Gone before anybody copies the database, which needs it to itself.
     drop(client);
     connection.await.unwrap();

@@ -1,10 +1,14 @@
 //! The daemon's own statements, called one by one: a claim, a flush, a completion, each on a connection of its own.
 
 use deadpool_postgres::Object;
+use musterd::lines::Lines;
 use musterd::store::Store;
+use musterd::store::batches::{self, Advisory, Closed, Completion, Look, ScopeEnd};
 use musterd::store::blocks::{self, Block, Priorities, Size, Wanted};
-use musterd::store::flush::{self, BlockWrite, Close, RowWrite, Verdict, Written};
+use musterd::store::flush::{self, BlockWrite, Close, Outcomes, Patience, Purpose};
+use musterd::store::pages::{self, ChunkCache, Limits};
 use musterd::store::tasks::Scope;
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::database::TestDb;
@@ -63,43 +67,101 @@ pub(crate) async fn take_solo(client: &Object) -> Vec<Block> {
     claim(client, 1, 1, Kind::Solo).await
 }
 
+/// The first and the last line of each block, which must have all lines between.
+#[track_caller]
 pub(crate) fn lines(blocks: &[Block]) -> Vec<(i32, i32)> {
-    blocks.iter().map(|block| (block.first, block.last)).collect()
+    let ends = |block: &Block| {
+        assert!(block.lines.ranges().len() <= 1, "there are gaps: {}", block.lines);
+        (block.lines.first().unwrap(), block.lines.last().unwrap())
+    };
+    blocks.iter().map(ends).collect()
 }
 
-/// The lines of a block that a worker would run.
+/// The lines of a block that a worker would run: those whose inputs it reads.
 pub(crate) async fn open_lines(client: &Object, block: &Block) -> Vec<i32> {
-    let rows = blocks::read_rows(client, block, block.first, 1_000, 1 << 20).await.unwrap();
-    rows.iter().map(|row| row.line).collect()
+    let limits = Limits { bytes: 1 << 20, pieces: 1_000 };
+    let page = pages::read(client, &ChunkCache::default(), block, &block.lines, limits).await.unwrap();
+    assert_eq!(page.lines(), &block.lines, "a small block is read at once");
+    page.rows().iter().map(|row| row.line).collect()
 }
 
-/// Success of these lines of a block, without or with its end.
+/// Success of these lines of a block, without or with its end. Every call is a part of its own.
 pub(crate) fn success(
     block: &Block,
     lines: impl IntoIterator<Item = i32>,
     close: Option<Close>,
 ) -> BlockWrite {
-    let row = |line| RowWrite {
-        line,
-        attempt: block.attempt,
-        verdict: Verdict::Succeeded(None),
-        outputs: None,
-        append: Vec::new(),
-    };
-    BlockWrite { block: block.reference, rows: lines.into_iter().map(row).collect(), close }
+    let mut outcomes = Outcomes::default();
+    outcomes.succeed_all(&lines.into_iter().collect());
+    BlockWrite { block: block.reference, part: block.parts.next(), outcomes, close }
+}
+
+/// Failure of these lines of a block, without or with its end.
+pub(crate) fn failure(
+    block: &Block,
+    lines: impl IntoIterator<Item = i32>,
+    close: Option<Close>,
+) -> BlockWrite {
+    let mut write = success(block, [], close);
+    lines.into_iter().for_each(|line| write.outcomes.fail(line, "no".into()));
+    write
 }
 
 /// The end of a block of which `lines` want another try.
 pub(crate) fn closing_with_retry(lines: &[i32]) -> Option<Close> {
-    Some(Close { retry: lines.to_vec(), ..Close::default() })
+    Some(Close { retry: lines.iter().copied().collect::<Lines>(), ..Close::default() })
 }
 
+/// What a flush came to: the rows that it recorded, or `None` when it was refused.
+pub(crate) type Written = Option<u64>;
+
+pub(crate) const REFUSED: Written = None;
+
+pub(crate) fn written(rows: u64) -> Written {
+    Some(rows)
+}
+
+/// Flushes one block, and counts what is recorded of its batch before and after.
 pub(crate) async fn write(client: &Object, write: BlockWrite) -> Written {
-    flush::write_if_held(client, &[write]).await.unwrap()[0]
+    let batch = write.block.batch;
+    let before = recorded(client, batch).await;
+    let answers = write_all(client, &mut [write]).await;
+    let rows = recorded(client, batch).await - before;
+    assert!(answers[0] || rows == 0, "a refused flush recorded {rows} rows");
+    answers[0].then_some(rows)
 }
 
-pub(crate) fn written(succeeded: u64) -> Written {
-    Written::Held { succeeded, failed: 0 }
+/// Flushes blocks together; for each whether it was written. A wait for a lock has an end; the next try goes on with it, as
+/// a worker does.
+pub(crate) async fn write_all(client: &Object, writes: &mut [BlockWrite]) -> Vec<bool> {
+    loop {
+        match flush::write_if_held(client, writes, Purpose::Write, Patience::Group).await {
+            Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {}
+            answers => return answers.unwrap(),
+        }
+    }
+}
+
+/// The rows of a batch that have a result.
+async fn recorded(client: &Object, batch: i64) -> u64 {
+    let sql = "SELECT count(*) FROM musterd.results WHERE batch_id = $1";
+    client.query_one(sql, &[&batch]).await.unwrap().get::<_, i64>(0) as u64
+}
+
+/// A batch that is over and adds up; `None` when it is not over.
+pub(crate) async fn look(client: &Object, batch: i64) -> Option<Closed> {
+    match batches::look(client, &[batch]).await.unwrap().pop()? {
+        Look::Closed(closed) => Some(closed),
+        other => panic!("batch {batch}: {other:?}"),
+    }
+}
+
+/// Finishes a batch with what was counted.
+pub(crate) async fn complete(client: &mut Object, closed: &Closed) -> Completion {
+    let end = ScopeEnd { id: closed.id, closed: Some(closed), outputs: None };
+    let answers = batches::complete(client, &[end], Advisory::Ask).await.unwrap();
+    assert_eq!((answers.len(), answers[0].0), (1, closed.id));
+    answers[0].1
 }
 
 /// The server's number for a session.

@@ -4,19 +4,20 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
+use super::audit;
 use super::daemon::Daemon;
 use super::database::TestDb;
 use super::wait::{SOON, eventually};
 
-/// Writes down every claim; refuses every change of an outcome.
+/// Writes down every claim and every heartbeat.
 const AUDIT: &str = "
 CREATE TABLE public.claims (
-    at timestamptz DEFAULT clock_timestamp(), batch bigint, first int, last int, lines int[], worker text, crashes int, solo bool);
+    at timestamptz DEFAULT clock_timestamp(), batch bigint, lines int4multirange, worker text, crashes int, solo bool);
 CREATE FUNCTION public.note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.worker IS NOT NULL AND (TG_OP = 'INSERT' OR OLD.token IS DISTINCT FROM NEW.token) THEN
-        INSERT INTO public.claims (batch, first, last, lines, worker, crashes, solo)
-        VALUES (NEW.batch_id, NEW.first_line, NEW.last_line, NEW.lines, NEW.worker, NEW.crashes, NEW.solo);
+        INSERT INTO public.claims (batch, lines, worker, crashes, solo)
+        VALUES (NEW.batch_id, NEW.lines, NEW.worker, NEW.crashes, NEW.solo);
     END IF;
     RETURN NULL;
 END $$;
@@ -29,9 +30,6 @@ BEGIN
 END $$;
 CREATE TRIGGER note_beat AFTER INSERT OR UPDATE OF seen_at ON musterd.workers
     FOR EACH ROW EXECUTE FUNCTION public.note_beat();
-CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN RAISE EXCEPTION 'an outcome was changed'; END $$;
-CREATE TRIGGER once BEFORE UPDATE OR DELETE ON musterd.results FOR EACH ROW EXECUTE FUNCTION public.refuse();
 ";
 
 /// The ledger of one database.
@@ -60,6 +58,7 @@ impl Ledger {
     }
 
     pub(crate) async fn of(client: Client) -> Self {
+        audit::guard(&client).await;
         client.batch_execute(AUDIT).await.unwrap();
         Self { client }
     }
@@ -74,8 +73,8 @@ impl Ledger {
     pub(crate) async fn submit_block(&self, command: &str, rows: i32) -> i64 {
         let batch = self.submit_held(command, rows).await;
         let carve = "WITH b AS (UPDATE musterd.batches SET next_line = rows + 1 WHERE id = $1 RETURNING *)
-             INSERT INTO musterd.blocks (batch_id, first_line, last_line, queue, command, priority)
-             SELECT id, 1, rows, queue, command, priority FROM b";
+             INSERT INTO musterd.blocks (batch_id, lines, rows, queue, command, priority)
+             SELECT id, int4multirange(int4range(1, rows + 1)), rows, queue, command, priority FROM b";
         self.client.execute(carve, &[&batch]).await.unwrap();
         self.client.execute("SELECT musterd.release($1)", &[&batch]).await.unwrap();
         batch
@@ -129,7 +128,7 @@ impl Ledger {
         self.number(
             "SELECT count(*) FROM (
                  SELECT c.batch, l.line
-                   FROM public.claims c, LATERAL unnest(COALESCE(c.lines, ARRAY (SELECT generate_series(c.first, c.last)))) l (line)
+                   FROM public.claims c, LATERAL musterd.lines_of(c.lines) l (line)
                   GROUP BY 1, 2 HAVING count(*) > 1) again",
         )
         .await

@@ -39,6 +39,8 @@ pub(super) struct Record {
     stray: Option<usize>,
     unclosed: Option<usize>,
     skimming: bool,
+    /// A field of it is quoted.
+    quotes: bool,
 }
 
 impl Record {
@@ -53,6 +55,7 @@ impl Record {
             stray: None,
             unclosed: None,
             skimming: false,
+            quotes: false,
         }
     }
 
@@ -62,12 +65,17 @@ impl Record {
 
     pub(super) fn begin(&mut self) {
         self.pieces.clear();
-        (self.state, self.count, self.stray, self.unclosed, self.skimming) =
-            (State::Start, 0, None, None, false);
+        (self.state, self.count, self.stray, self.unclosed) = (State::Start, 0, None, None);
+        (self.skimming, self.quotes) = (false, false);
     }
 
     pub(super) fn quote(&self) -> u8 {
         self.options.quote()
+    }
+
+    /// Whether a line feed may stand within a field.
+    pub(super) fn has_quotes(&self) -> bool {
+        self.quotes
     }
 
     pub(super) fn count(&self) -> usize {
@@ -123,6 +131,7 @@ impl Record {
         match (self.state, window[at]) {
             (State::Start, byte) => {
                 let quoted = byte == quote;
+                self.quotes |= quoted;
                 let start = at + usize::from(quoted);
                 self.open = Piece { start, end: start, quoted, doubled: false };
                 self.state = if quoted { State::Quoted } else { State::Plain };

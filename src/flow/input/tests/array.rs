@@ -7,9 +7,9 @@ fn array(text: impl AsRef<[u8]>) -> Vec<Outcome> {
 }
 
 #[test]
-fn elements_are_rows_and_may_span_lines() {
-    let rows = array("\n[\n {\"a\":\n  [1, \"],\\\"\"]} , 2\n,\n\"x\\\\\",null]\n\n");
-    let first = "{\"a\":\n  [1, \"],\\\"\"]}";
+fn elements_may_span_lines_and_become_one_line_each() {
+    let rows = array("\n[\n {\"a\":\n\r [1, \"],\\\"\"]} , 2\n,\n\"x\\\\\",null]\n\n");
+    let first = "{\"a\":   [1, \"],\\\"\"]}";
     assert_eq!(rows, [row(3, first), row(4, "2"), row(6, "\"x\\\\\""), row(6, "null")]);
     assert_eq!(array("[]"), []);
     assert_eq!(array(" [ \n ] "), []);

@@ -40,6 +40,25 @@ fn a_row_may_not_span_lines() {
 }
 
 #[test]
+fn a_carriage_return_between_tokens_becomes_a_space() {
+    assert_eq!(lines("[1,\r2]\r\n\r{\r}\n"), [row(1, "[1, 2]"), row(2, "{ }")]);
+}
+
+#[test]
+fn the_spaces_that_postgresql_writes_count_and_those_it_leaves_out_do_not() {
+    let within = |text: &str| read_within(text, Format::Ndjson, Limits { max_row_bytes: 16 });
+    assert_eq!(within(r#"{"a": 1, "b": 2}"#), [row(1, r#"{"a": 1, "b": 2}"#)]);
+    assert_eq!(within(r#"{"a":1,"b":2}"#), [row(1, r#"{"a":1,"b":2}"#)]);
+    assert_eq!(within("[1,2,3,4,      5]").len(), 1);
+    assert_error(&within("[1,2,3,4,      5]"), 0, "line 1: the row has more than 16 bytes");
+    assert_error(
+        &within(r#"{"a":1,"b":22}"#),
+        0,
+        "line 1: PostgreSQL would write the row as more than 16 bytes",
+    );
+}
+
+#[test]
 fn broken_utf_8_is_refused_at_its_place() {
     let outcomes = lines(b"1\n\"\xC3\xA5\xFF\"\n\"\xED\xA0\x80\"\n2\n");
     assert_error(&outcomes, 1, "line 2, column 3: invalid UTF-8");
@@ -78,5 +97,5 @@ fn a_row_that_postgresql_could_not_write_out_again_is_refused() {
     let many = format!("[{}]", ["1e131071"; 8].join(","));
     let outcomes = lines(format!("{few}\n{many}\n"));
     assert_eq!(outcomes[0], row(1, &few));
-    assert_error(&outcomes, 1, "line 2: the row's exponents stand for more than 1048576 bytes");
+    assert_error(&outcomes, 1, "line 2: PostgreSQL would write the row as more than 1048576 bytes");
 }

@@ -30,7 +30,7 @@ fn blank() -> impl Strategy<Value = String> {
     "[ \t\r\n]{0,3}"
 }
 
-/// What was read, parsed again by somebody else.
+/// What was read, parsed again by another reader.
 fn values(outcomes: Vec<Outcome>) -> Vec<Value> {
     outcomes.into_iter().map(|outcome| serde_json::from_str(&outcome.unwrap().1).unwrap()).collect()
 }
@@ -90,6 +90,17 @@ proptest! {
         }
     }
 
+    /// Whatever stands between the tokens, the line is the same value and has no line end.
+    #[test]
+    fn one_line_is_the_same_value(value in value(), blank in blank(), pretty in any::<bool>()) {
+        let text = if pretty { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
+        let given = format!("{blank}{text}{blank}");
+        let line = one_line(&given).unwrap();
+        prop_assert!(!line.text.contains(['\n', '\r']));
+        prop_assert_eq!(line.text.len(), text.len());
+        prop_assert_eq!(serde_json::from_str::<Value>(&line.text).unwrap(), value);
+    }
+
     #[test]
     fn a_damaged_value_is_judged_as_serde_judges_it(value in value(), at in any::<prop::sample::Index>(), with in "[\\[\\]{}:,\" 0e.-]{0,1}") {
         let mut damaged: Vec<char> = value.to_string().chars().collect();
@@ -114,7 +125,7 @@ proptest! {
             let outcomes = read_within(&soup, format, Limits { max_row_bytes: limit });
             prop_assert!(outcomes.len() <= soup.len() + 2);
             for (line, row) in outcomes.into_iter().flatten() {
-                prop_assert!(row.len() <= limit && line >= 1);
+                prop_assert!(row.len() <= limit && line >= 1 && !row.contains(['\n', '\r']));
                 serde_json::from_str::<&serde_json::value::RawValue>(&row).unwrap();
             }
         }

@@ -57,7 +57,7 @@ END $$;
 COMMENT ON FUNCTION musterd.fail_attempt(bigint, uuid, text) IS
     'Internal: schedules the next attempt of a task held with this token, or ends it as failed when none is left.';
 
-CREATE FUNCTION musterd.told_error(p_code text, p_message text, p_detail text, p_hint text, p_context text) RETURNS text
+CREATE FUNCTION musterd.describe_error(p_code text, p_message text, p_detail text, p_hint text, p_context text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT concat_ws(E'\n',
         format('%s (SQLSTATE %s)', p_message, p_code),
@@ -69,8 +69,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
         CASE WHEN p_code = '2D000'
              THEN 'hint: a procedure must not COMMIT or ROLLBACK: its effects and its outcome commit together' END);
 $$;
-COMMENT ON FUNCTION musterd.told_error(text, text, text, text, text) IS
-    'Internal: an exception of a procedure as a worker would write it down.';
+COMMENT ON FUNCTION musterd.describe_error(text, text, text, text, text) IS
+    'Internal: an exception of a procedure in the form that a worker stores.';
 
 CREATE FUNCTION musterd.run_task(p_task musterd.tasks, p_procedure text) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -106,7 +106,7 @@ BEGIN
             END IF;
             IF NOT v_fenced THEN
                 PERFORM musterd.fail_attempt(p_task.id, p_task.token,
-                                             musterd.told_error(v_code, v_message, v_detail, v_hint, v_context));
+                                             musterd.describe_error(v_code, v_message, v_detail, v_hint, v_context));
             END IF;
     END;
 END $$;
@@ -157,7 +157,7 @@ DECLARE
     v_parent bigint;
     v_task   musterd.tasks;
 BEGIN
-    IF EXISTS (SELECT FROM musterd.queues q WHERE q.name = p_queue AND q.paused) THEN
+    IF EXISTS (SELECT FROM musterd.paused_queues q WHERE q.name = p_queue) THEN
         RETURN;
     END IF;
     UPDATE musterd.tasks t SET state = 'queued'

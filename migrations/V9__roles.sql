@@ -1,8 +1,9 @@
 -- Least privilege: three roles without login, to be granted to the users that need them.
 --
 -- Rule of this file: producers reach the tables through SECURITY DEFINER functions; only workers write tables; observers
--- read. Nobody else has anything. A database owner without CREATEROLE gets a notice, not a failed migration: the roles can
--- be made by an administrator and musterd.grant_roles() called then.
+-- read. Everyone else has nothing. A database owner without CREATEROLE gets a notice, not a failed migration: the roles can
+-- be made by an administrator, who then calls musterd.grant_roles(). `musterd migrate` calls it every time, after the last
+-- migration: what a migration adds needs no grant of its own.
 
 CREATE FUNCTION musterd.make_role(p_role name) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -22,10 +23,27 @@ EXCEPTION
 END $$;
 COMMENT ON FUNCTION musterd.make_role(name) IS 'Internal: creates a role if it is missing and may be created; whether it exists now.';
 
-CREATE FUNCTION musterd.grant_roles() RETURNS void
+CREATE FUNCTION musterd.grant_functions(p_role name, p_names text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_routine regprocedure;
+BEGIN
+    FOR v_routine IN
+        SELECT p.oid FROM pg_proc p
+         WHERE p.pronamespace = 'musterd'::regnamespace AND p.prokind = 'f'
+           -- Functions that only look, among them those that the views are made of, are for everyone who may read.
+           AND (p.proname = ANY (p_names) OR p.provolatile <> 'v')
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', v_routine, p_role);
+    END LOOP;
+END $$;
+COMMENT ON FUNCTION musterd.grant_functions(name, text[]) IS
+    'Internal: lets a role call the functions of these names, and all that only look.';
+
+CREATE FUNCTION musterd.grant_roles() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_table regclass;
 BEGIN
     REVOKE ALL ON SCHEMA musterd FROM PUBLIC;
     REVOKE ALL ON ALL TABLES IN SCHEMA musterd FROM PUBLIC;
@@ -35,7 +53,7 @@ BEGIN
     IF musterd.make_role('musterd_observer') THEN
         GRANT USAGE ON SCHEMA musterd TO musterd_observer;
         GRANT SELECT ON ALL TABLES IN SCHEMA musterd TO musterd_observer;
-        GRANT EXECUTE ON FUNCTION musterd.has_pending_children, musterd.has_failed_siblings TO musterd_observer;
+        PERFORM musterd.grant_functions('musterd_observer', ARRAY['has_pending_children', 'has_failed_siblings']);
     END IF;
     IF musterd.make_role('musterd_producer') THEN
         GRANT USAGE ON SCHEMA musterd TO musterd_producer;
@@ -43,28 +61,27 @@ BEGIN
         -- Only what describes a task. No parent_id: spawn is the way. No state: the trigger decides it.
         GRANT INSERT (command, payload, queue, priority, run_at, max_attempts, timeout, dedup_key, idempotency_key,
                       on_child_failure, traceparent) ON musterd.tasks TO musterd_producer;
-        -- Not register_command: whoever registers a procedure chooses what workers run.
-        FOR v_routine IN
-            SELECT p.oid FROM pg_proc p
-             WHERE p.pronamespace = 'musterd'::regnamespace
-               AND p.proname IN ('enqueue', 'enqueue_after', 'spawn', 'submit_batch', 'append_rows', 'hold', 'release',
-                                 'abort', 'redrive', 'has_pending_children', 'has_failed_siblings')
-        LOOP
-            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO musterd_producer', v_routine);
-        END LOOP;
+        -- Not register_command: a registered procedure is what workers run.
+        PERFORM musterd.grant_functions('musterd_producer', ARRAY[
+            'enqueue', 'enqueue_after', 'spawn', 'submit_batch', 'append_rows', 'hold', 'release', 'abort', 'redrive',
+            'has_pending_children', 'has_failed_siblings']);
     END IF;
     IF musterd.make_role('musterd_worker') THEN
         GRANT USAGE ON SCHEMA musterd TO musterd_worker;
-        GRANT SELECT ON ALL TABLES IN SCHEMA musterd TO musterd_worker;  -- the migration history too, which it only reads
-        GRANT INSERT, UPDATE, DELETE ON musterd.tasks, musterd.task_waits, musterd.batches, musterd.rows, musterd.results,
-            musterd.blocks, musterd.tallies, musterd.workers, musterd.queues, musterd.commands, musterd.rate_limits TO musterd_worker;
+        GRANT SELECT ON ALL TABLES IN SCHEMA musterd TO musterd_worker;
+        FOR v_table IN
+            SELECT c.oid FROM pg_class c
+             WHERE c.relnamespace = 'musterd'::regnamespace AND c.relkind IN ('r', 'p')
+               -- What migrations write, a worker only reads.
+               AND c.relname NOT IN ('schema_history', 'schema_compat')
+        LOOP
+            EXECUTE format('GRANT INSERT, UPDATE, DELETE ON %s TO musterd_worker', v_table);
+        END LOOP;
         GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA musterd TO musterd_worker;
         GRANT EXECUTE ON ALL ROUTINES IN SCHEMA musterd TO musterd_worker;
-        REVOKE EXECUTE ON FUNCTION musterd.grant_roles(), musterd.make_role(name) FROM musterd_worker;
+        REVOKE EXECUTE ON FUNCTION musterd.grant_roles(), musterd.make_role(name), musterd.grant_functions(name, text[]) FROM musterd_worker;
     END IF;
 END $$;
 COMMENT ON FUNCTION musterd.grant_roles() IS
     'Makes musterd_worker, musterd_producer and musterd_observer where it may, takes everything from PUBLIC and grants each '
-    'its rights. Run by the migration; run it again after an administrator made a missing role.';
-
-DO $$ BEGIN PERFORM musterd.grant_roles(); END $$;
+    'its rights. Run by `musterd migrate`; run it again after an administrator made a missing role.';

@@ -1,4 +1,4 @@
--- What operators (and careful producers) call on tasks, batches and queues: hold, release, abort, pause, resume.
+-- What operators (and careful producers) call on tasks, batches and queues: hold, release, abort, redrive, retry, pause, resume.
 --
 -- Rule of this file: lock first, then decide; and a second call changes nothing. hold, release and abort take batches and
 -- tasks alike and return the state the thing is in afterwards ('aborting' for one that is on its way to aborted).
@@ -20,28 +20,6 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.lock_task(bigint) IS 'Internal: locks a task, and its batch first if it is one, and reads it then.';
 
-CREATE FUNCTION musterd.park_blocks(p_batch_id bigint, p_queue text, p_parked boolean) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_ids bigint[];
-BEGIN
-    v_ids := ARRAY (
-        SELECT k.id FROM musterd.blocks k
-         WHERE (k.batch_id = p_batch_id OR k.queue = p_queue) AND k.worker IS NULL
-           AND (k.available_at = 'infinity') <> p_parked
-         ORDER BY k.id FOR UPDATE);
-    -- A batch that is held and a queue that is paused are two reasons to stay parked: both must be gone.
-    UPDATE musterd.blocks k
-       SET available_at = CASE WHEN p_parked THEN 'infinity' ELSE now() END
-     WHERE k.id = ANY (v_ids) AND k.worker IS NULL
-       AND (p_parked
-            OR (EXISTS (SELECT FROM musterd.batches b WHERE b.id = k.batch_id AND b.open)
-                AND NOT EXISTS (SELECT FROM musterd.queues q WHERE q.name = k.queue AND q.paused)));
-END $$;
-COMMENT ON FUNCTION musterd.park_blocks(bigint, text, boolean) IS
-    'Internal: parks the free blocks of a batch or a queue at infinity, or makes them due now; for the latter the caller has '
-    'locked the batches.';
-
 CREATE FUNCTION musterd.hold(id bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -54,7 +32,6 @@ BEGIN
         RETURN 'aborting';
     ELSIF v_batch.open THEN
         UPDATE musterd.batches b SET open = false WHERE b.id = hold.id;
-        PERFORM musterd.park_blocks(hold.id, NULL, true);
     ELSIF v_batch.id IS NOT NULL OR v_task.state NOT IN ('queued', 'scheduled') THEN
         RETURN v_task.state;
     END IF;
@@ -70,9 +47,11 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_batch musterd.batches;
 BEGIN
-    UPDATE musterd.batches b SET open = true WHERE b.id = p_id RETURNING b.* INTO v_batch;
+    -- The failures so far are forgiven: a spent budget holds it again at the next one, not at the next look.
+    UPDATE musterd.batches b
+       SET open = true, forgiven = CASE WHEN b.on_budget IS NULL THEN b.forgiven ELSE musterd.failed_now(b)::int END
+     WHERE b.id = p_id RETURNING b.* INTO v_batch;
     UPDATE musterd.tasks t SET state = 'running', run_at = now() WHERE t.id = p_id;
-    PERFORM musterd.park_blocks(p_id, NULL, false);
     PERFORM pg_notify('musterd_wake', v_batch.queue);
     IF v_batch.rows = 0 THEN
         IF musterd.complete_or_ask(p_id, v_batch.generation, 0, 0, 0) = 'completed' THEN
@@ -81,7 +60,7 @@ BEGIN
         END IF;
     ELSIF v_batch.next_line > v_batch.rows
           AND NOT EXISTS (SELECT FROM musterd.blocks k WHERE k.batch_id = p_id) THEN
-        -- Its last row ended while it was held; nobody else will ask.
+        -- Its last row ended while it was held: no flush will ask for its end.
         PERFORM pg_notify('musterd_check', p_id::text);
     END IF;
     RETURN (SELECT t.state FROM musterd.tasks t WHERE t.id = p_id);
@@ -126,7 +105,7 @@ BEGIN
       WHERE t.id = p_id OR t.id = (SELECT c.parent_id FROM musterd.tasks c WHERE c.id = p_id)
       ORDER BY t.id FOR NO KEY UPDATE;
     SELECT t.* INTO v_task FROM musterd.tasks t WHERE t.id = p_id;
-    IF v_task.state IN ('succeeded', 'failed', 'aborted') THEN
+    IF musterd.is_final(v_task.state) THEN
         RETURN v_task.state;
     END IF;
 
@@ -184,32 +163,6 @@ COMMENT ON FUNCTION musterd.abort(bigint) IS
 
 -- ---------------------------------------------------------------------------------------------------------------- redrive
 
-CREATE FUNCTION musterd.reopen_failed_lines(p_batch musterd.batches) RETURNS int
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_size  int := COALESCE((SELECT q.block_size FROM musterd.queues q WHERE q.name = p_batch.queue), 500);
-    v_lines int;
-BEGIN
-    INSERT INTO musterd.results_history (batch_id, line, generation, state, attempt, result, error, outputs, finished_at)
-    SELECT r.batch_id, r.line, p_batch.generation, r.state, r.attempt, r.result, r.error, r.outputs, r.finished_at
-      FROM musterd.results r WHERE r.batch_id = p_batch.id AND r.state = 'failed';
-    DELETE FROM musterd.results r WHERE r.batch_id = p_batch.id AND r.state = 'failed';
-    GET DIAGNOSTICS v_lines = ROW_COUNT;
-    -- Progress is a sum of tallies, and so is what tells a stale count of an abort.
-    INSERT INTO musterd.tallies (batch_id, token, failed) VALUES (p_batch.id, gen_random_uuid(), -v_lines);
-    INSERT INTO musterd.blocks (batch_id, first_line, last_line, lines, queue, command, priority)
-    SELECT p_batch.id, min(h.line), max(h.line),
-           CASE WHEN max(h.line) - min(h.line) + 1 = count(*) THEN NULL ELSE array_agg(h.line ORDER BY h.line) END,
-           p_batch.queue, p_batch.command, p_batch.priority
-      FROM (SELECT h.line, (row_number() OVER (ORDER BY h.line) - 1) / v_size AS block FROM musterd.results_history h
-             WHERE h.batch_id = p_batch.id AND h.generation = p_batch.generation) h
-     GROUP BY h.block ORDER BY h.block;
-    RETURN v_lines;
-END $$;
-COMMENT ON FUNCTION musterd.reopen_failed_lines(musterd.batches) IS
-    'Internal: moves the failed results of a batch, whose row the caller has locked, to the history, and makes free blocks of '
-    'their lines, with all their attempts before them. Returns how many.';
-
 CREATE FUNCTION musterd.redrive(id bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -233,7 +186,7 @@ BEGIN
             USING ERRCODE = 'check_violation', HINT = 'Export its rows and submit them as a new batch.';
     ELSIF v_batch.failed = 0 THEN
         RETURN v_task.state;
-    ELSIF EXISTS (SELECT FROM musterd.tasks p WHERE p.id = v_task.parent_id AND p.state IN ('succeeded', 'failed', 'aborted')) THEN
+    ELSIF EXISTS (SELECT FROM musterd.tasks p WHERE p.id = v_task.parent_id AND musterd.is_final(p.state)) THEN
         RAISE EXCEPTION 'batch % belongs to task %, which has ended', redrive.id, v_task.parent_id
             USING ERRCODE = 'check_violation', HINT = 'Export its failed rows and submit them as a new batch.';
     END IF;
@@ -241,16 +194,55 @@ BEGIN
     PERFORM musterd.reopen_failed_lines(v_batch);
     UPDATE musterd.batches b
        SET generation = b.generation + 1, open = true, summarized_at = NULL, succeeded = NULL, failed = NULL, aborted = NULL,
-           turn = nextval('musterd.turns')
+           forgiven = 0, turn = nextval('musterd.turns')
      WHERE b.id = redrive.id;
     UPDATE musterd.tasks t SET state = 'running', result = NULL, error = NULL, finished_at = NULL WHERE t.id = redrive.id;
     PERFORM pg_notify('musterd_wake', v_batch.queue);
     RETURN 'running';
 END $$;
 COMMENT ON FUNCTION musterd.redrive(bigint) IS
-    'Runs the failed rows of an ended batch again, from their first attempt: a new generation of it, which ends anew, with its '
-    'on_done. Rows that succeeded are left alone. Returns the state afterwards; a batch that has not ended, or has no failed '
+    'Runs the failed rows of an ended batch again, from their first attempt: a new generation of it, which ends with an '
+    'on_done of its own. Rows that succeeded are left alone. Returns the state afterwards; a batch that has not ended, or has no failed '
     'rows, is left as it is. Refused for one that was aborted and for a child of a task that has ended.';
+
+-- ------------------------------------------------------------------------------------------------------- a task once more
+
+CREATE FUNCTION musterd.retry_task(id bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_task musterd.tasks;
+BEGIN
+    -- The parent first: it must not end between our look and our commit.
+    PERFORM 1 FROM musterd.tasks t
+      WHERE t.id = (SELECT c.parent_id FROM musterd.tasks c WHERE c.id = retry_task.id) FOR SHARE;
+    v_task := musterd.lock_task(retry_task.id);
+    IF v_task.state = 'scheduled' AND v_task.not_before IS NULL THEN
+        UPDATE musterd.tasks t SET state = 'queued', run_at = now() WHERE t.id = retry_task.id;
+    ELSIF v_task.state NOT IN ('failed', 'aborted') THEN
+        RETURN v_task.state;
+    ELSIF EXISTS (SELECT FROM musterd.batches b WHERE b.id = retry_task.id) THEN
+        RAISE EXCEPTION 'task % is a batch', retry_task.id
+            USING ERRCODE = 'check_violation', HINT = format('To run its failed rows again: musterd.redrive(%s).', retry_task.id);
+    ELSIF EXISTS (SELECT FROM musterd.tasks p WHERE p.id = v_task.parent_id AND musterd.is_final(p.state)) THEN
+        RAISE EXCEPTION 'task % belongs to task %, which has ended', retry_task.id, v_task.parent_id
+            USING ERRCODE = 'check_violation', HINT = 'Enqueue it again.';
+    ELSIF EXISTS (SELECT FROM musterd.tasks c WHERE c.parent_id = retry_task.id) THEN
+        RAISE EXCEPTION 'task % has children, which have ended with it', retry_task.id
+            USING ERRCODE = 'check_violation', HINT = 'Enqueue it again.';
+    ELSE
+        -- One that was never claimed would come back into its dedup window, and collide with a newer task there.
+        UPDATE musterd.tasks t
+           SET state = 'queued', run_at = now(), attempt = 1, crashes = 0, solo_crashes = 0, finished_at = NULL, aborting = false,
+               claimed_at = COALESCE(t.claimed_at, clock_timestamp())
+         WHERE t.id = retry_task.id;
+    END IF;
+    PERFORM pg_notify('musterd_wake', v_task.queue);
+    RETURN 'queued';
+END $$;
+COMMENT ON FUNCTION musterd.retry_task(bigint) IS
+    'By hand: runs a failed or aborted task again, from its first attempt, or a scheduled one at once. Returns the state '
+    'afterwards; what runs, waits or succeeded is left as it is.';
 
 -- ----------------------------------------------------------------------------------------------------------------- queues
 
@@ -261,7 +253,6 @@ BEGIN
     PERFORM musterd.check_name('name', pause_queue.name);
     INSERT INTO musterd.queues AS q (name, paused, paused_at) VALUES (pause_queue.name, true, now())
     ON CONFLICT (name) DO UPDATE SET paused = true, paused_at = now(), updated_at = now() WHERE NOT q.paused;
-    PERFORM musterd.park_blocks(NULL, pause_queue.name, true);
 END $$;
 COMMENT ON FUNCTION musterd.pause_queue(text) IS 'Nothing of this queue is claimed until resume_queue; what runs, runs on.';
 
@@ -272,12 +263,6 @@ BEGIN
     PERFORM musterd.check_name('name', resume_queue.name);
     UPDATE musterd.queues q SET paused = false, paused_at = NULL, updated_at = now()
      WHERE q.name = resume_queue.name AND q.paused;
-    -- Lock the batches of parked blocks: one that is being held right now must not have its blocks brought back.
-    PERFORM 1 FROM musterd.batches b
-      WHERE b.id IN (SELECT k.batch_id FROM musterd.blocks k
-                      WHERE k.queue = resume_queue.name AND k.worker IS NULL AND k.available_at = 'infinity')
-      ORDER BY b.id FOR NO KEY UPDATE;
-    PERFORM musterd.park_blocks(NULL, resume_queue.name, false);
     PERFORM pg_notify('musterd_wake', resume_queue.name);
 END $$;
 COMMENT ON FUNCTION musterd.resume_queue(text) IS 'Ends a pause; batches that were held stay held.';

@@ -1,4 +1,4 @@
--- How tasks are born and how scopes end.
+-- The life of a task in its order: what is refused, what an insert fills in, uncles, children, and the end of a parent.
 --
 -- Rule of this file: a lock is taken in a statement of its own and the decision is read in the next one. In READ COMMITTED
 -- a statement that waited for a lock re-reads only the row it locked; everything else is as old as its snapshot. Each
@@ -52,7 +52,7 @@ BEGIN
     ELSIF p_timeout <= interval '0' OR p_timeout > interval '36600 days' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('%s%s is %s', p_timeout_name, p_of, p_timeout),
-            HINT = 'It is above nought and at most a hundred years; left out, the handler''s timeout.';
+            HINT = 'It is above zero and at most a hundred years; left out, the handler''s timeout.';
     END IF;
 END $$;
 COMMENT ON FUNCTION musterd.check_limits(text, int, text, interval) IS 'Internal: refuses limits of attempts that cannot be.';
@@ -60,7 +60,7 @@ COMMENT ON FUNCTION musterd.check_limits(text, int, text, interval) IS 'Internal
 CREATE FUNCTION musterd.due_at(p_run_at timestamptz, p_delay interval DEFAULT NULL) RETURNS timestamptz
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_most interval := '36600 days';  -- a hundred years: what is later is a slip, and nobody's calendar goes on for ever
+    v_most interval := '36600 days';  -- a hundred years: what is later is a mistake, and calendars end
 BEGIN
     IF p_run_at IS NOT NULL AND p_delay IS NOT NULL THEN
         RAISE EXCEPTION 'give run_at or delay, not both' USING ERRCODE = 'invalid_parameter_value';
@@ -145,7 +145,7 @@ BEGIN
         RAISE EXCEPTION 'task % is a child itself and cannot have children', NEW.parent_id
             USING ERRCODE = 'check_violation',
                   HINT = format('To spawn a sibling, pass its parent: %s.', v_parent.parent_id);
-    ELSIF v_parent.state IN ('succeeded', 'failed', 'aborted') OR v_parent.aborting THEN
+    ELSIF musterd.is_final(v_parent.state) OR v_parent.aborting THEN
         RAISE EXCEPTION 'task % has ended or is being aborted and takes no more children', NEW.parent_id
             USING ERRCODE = 'check_violation';
     ELSIF EXISTS (SELECT FROM musterd.batches b WHERE b.id = NEW.parent_id) THEN
@@ -266,7 +266,7 @@ DECLARE
 BEGIN
     SELECT array_agg(DISTINCT w.after_id) INTO v_ended
       FROM musterd.task_waits w JOIN musterd.tasks t ON t.id = w.after_id
-     WHERE t.state IN ('succeeded', 'failed', 'aborted');
+     WHERE musterd.is_final(t.state);
     v_released := musterd.release_uncles(v_ended);
     -- One order for all locks on uncles. A wait added after this look is seen by start_ready_uncles, in a newer snapshot.
     v_orphans := ARRAY (
@@ -277,23 +277,9 @@ BEGIN
     RETURN v_released + musterd.start_ready_uncles(v_orphans);
 END $$;
 COMMENT ON FUNCTION musterd.sweep_uncles() IS
-    'For the periodic sweep: starts every uncle without an open dependency. Nought is the usual answer.';
+    'For the periodic sweep: starts every uncle without an open dependency. 0 is the usual answer.';
 
--- ----------------------------------------------------------------------------------------------- helpers under held locks
-
-CREATE FUNCTION musterd.drop_free_blocks(p_batch_id bigint) RETURNS int
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_dropped int;
-BEGIN
-    -- Ascending, like a flush: a late flush may hold a block that was freed since.
-    PERFORM 1 FROM musterd.blocks k WHERE k.batch_id = p_batch_id AND k.worker IS NULL ORDER BY k.id FOR UPDATE;
-    DELETE FROM musterd.blocks k WHERE k.batch_id = p_batch_id AND k.worker IS NULL;
-    GET DIAGNOSTICS v_dropped = ROW_COUNT;
-    RETURN v_dropped;
-END $$;
-COMMENT ON FUNCTION musterd.drop_free_blocks(bigint) IS
-    'Internal: deletes the free blocks of a batch whose row the caller has locked. Returns how many.';
+-- ------------------------------------------------------------------------------------------------------- notifications
 
 CREATE FUNCTION musterd.tell_ended(p_ids bigint[]) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -309,16 +295,27 @@ $$;
 COMMENT ON FUNCTION musterd.wake_structured(text) IS
     'Internal: a scope has ended; in a structured queue the fibers of all replicas were waiting for that.';
 
-CREATE FUNCTION musterd.abort_batch(p_id bigint) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- ------------------------------------------------------------------------------------------------------ asked by handlers
+
+CREATE FUNCTION musterd.has_pending_children(p_task_id bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE musterd.batches b SET aborting = true, open = false WHERE b.id = p_id AND b.summarized_at IS NULL;
-    UPDATE musterd.tasks t SET state = 'running' WHERE t.id = p_id AND t.state = 'held';
-    PERFORM musterd.drop_free_blocks(p_id);
-    PERFORM pg_notify('musterd_abort', p_id::text);
+    RETURN EXISTS (
+        SELECT FROM musterd.tasks t
+         WHERE t.parent_id = p_task_id AND musterd.is_unfinished(t.state));
 END $$;
-COMMENT ON FUNCTION musterd.abort_batch(bigint) IS
-    'Internal: closes a batch whose rows in batches and tasks the caller has locked, and tells the workers. Ends nothing.';
+COMMENT ON FUNCTION musterd.has_pending_children(bigint) IS 'Whether the task has children that have not ended.';
+
+CREATE FUNCTION musterd.has_failed_siblings(p_task_id bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM musterd.tasks me JOIN musterd.tasks t ON t.parent_id = me.parent_id
+         WHERE me.id = p_task_id AND t.id <> me.id AND t.state IN ('failed', 'aborted'));
+END $$;
+COMMENT ON FUNCTION musterd.has_failed_siblings(bigint) IS 'Whether a sibling of the task has failed or was aborted.';
+
+-- ------------------------------------------------------------------------------------------------------ the end of a parent
 
 CREATE FUNCTION musterd.abort_children(p_parent_id bigint) RETURNS bigint[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -328,12 +325,12 @@ DECLARE
     v_ended   bigint[];
 BEGIN
     -- Batches come before tasks in the lock order, and the parent is locked already: take those that are free to take,
-    -- never wait. A batch somebody holds at this moment runs on; the next check of the parent tries it again.
+    -- never wait. A batch that another transaction has locked runs on; the next check of the parent tries it again.
     FOR v_batch IN
         SELECT b.id FROM musterd.batches b
          WHERE b.id IN (SELECT t.id FROM musterd.tasks t
                          WHERE t.parent_id = p_parent_id
-                           AND t.state IN ('held', 'scheduled', 'queued', 'running', 'waiting'))
+                           AND musterd.is_unfinished(t.state))
            AND NOT b.aborting
          ORDER BY b.id FOR NO KEY UPDATE SKIP LOCKED
     LOOP
@@ -342,7 +339,7 @@ BEGIN
     END LOOP;
 
     PERFORM 1 FROM musterd.tasks t
-      WHERE t.parent_id = p_parent_id AND t.state IN ('held', 'scheduled', 'queued', 'running', 'waiting')
+      WHERE t.parent_id = p_parent_id AND musterd.is_unfinished(t.state)
         AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id)
       ORDER BY t.id FOR NO KEY UPDATE;
     v_running := ARRAY (
@@ -351,7 +348,7 @@ BEGIN
         UPDATE musterd.tasks t
            SET state = 'aborted', error = 'aborted with its parent or siblings', finished_at = clock_timestamp(),
                worker = NULL, token = NULL
-         WHERE t.parent_id = p_parent_id AND t.state IN ('held', 'scheduled', 'queued', 'running', 'waiting')
+         WHERE t.parent_id = p_parent_id AND musterd.is_unfinished(t.state)
            AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id)
         RETURNING t.id)
     SELECT COALESCE(array_agg(e.id ORDER BY e.id), '{}') INTO v_ended FROM ended e;
@@ -361,59 +358,6 @@ END $$;
 COMMENT ON FUNCTION musterd.abort_children(bigint) IS
     'Internal: aborts the open children of a task the caller has locked. Returns the plain tasks it ended; child batches '
     'end later, when their blocks are given back.';
-
--- ------------------------------------------------------------------------------------------------- the end of a scope, once
-
-CREATE FUNCTION musterd.finish_batch(p_batch musterd.batches, p_task musterd.tasks,
-                                     p_succeeded int, p_failed int, p_outputs jsonb) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_aborted int := p_batch.rows - p_succeeded - p_failed;
-    -- real to numeric keeps the digits the user wrote; through float8 0.7 % of 1000 would be 6.
-    v_allowed int := COALESCE(floor(p_batch.rows * p_batch.max_failed_percent::numeric / 100)::int, p_batch.max_failed);
-    v_state   musterd.state;
-    v_summary jsonb;
-BEGIN
-    v_state := CASE WHEN p_batch.aborting THEN 'aborted' WHEN p_failed > v_allowed THEN 'failed' ELSE 'succeeded' END;
-    UPDATE musterd.batches b
-       SET open = false, succeeded = p_succeeded, failed = p_failed, aborted = v_aborted,
-           outputs = COALESCE(p_outputs, b.outputs), summarized_at = clock_timestamp()
-     WHERE b.id = p_batch.id AND b.summarized_at IS NULL
-       AND b.generation = p_batch.generation AND b.rows = p_batch.rows
-       AND (b.aborting OR b.next_line > b.rows)
-       AND NOT EXISTS (SELECT FROM musterd.blocks k WHERE k.batch_id = b.id);
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-
-    v_summary := jsonb_build_object(
-        'rows', p_batch.rows, 'succeeded', p_succeeded, 'failed', p_failed, 'aborted', v_aborted,
-        'generation', p_batch.generation, 'outputs', COALESCE(p_outputs, p_batch.outputs));
-    UPDATE musterd.tasks t
-       SET state = v_state, result = v_summary, finished_at = clock_timestamp(),
-           error = CASE v_state
-                       WHEN 'failed' THEN format('%s of %s rows failed, %s allowed', p_failed, p_batch.rows, v_allowed)
-                       WHEN 'aborted' THEN format('aborted with %s of %s rows not run', v_aborted, p_batch.rows)
-                   END
-     WHERE t.id = p_batch.id;
-    PERFORM musterd.release_uncles(ARRAY[p_batch.id]);
-
-    -- The outbox: this task exists if and only if the batch has ended. Its key makes a repeat harmless.
-    IF p_batch.on_done IS NOT NULL THEN
-        INSERT INTO musterd.tasks (command, payload, priority, idempotency_key, traceparent)
-        VALUES (p_batch.on_done,
-                v_summary || jsonb_build_object('batch_id', p_batch.id, 'state', v_state, 'context', p_task.payload),
-                p_batch.priority,
-                format('batch/%s/%s/done', p_batch.id, p_batch.generation),
-                p_task.traceparent)
-        ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING;
-    END IF;
-    PERFORM musterd.tell_ended(ARRAY[p_batch.id]);
-    PERFORM musterd.wake_structured(p_batch.queue);
-    RETURN true;
-END $$;
-COMMENT ON FUNCTION musterd.finish_batch(musterd.batches, musterd.tasks, int, int, jsonb) IS
-    'Internal: the writes of complete_scope for a batch. False when the guard found that it is not over after all.';
 
 CREATE FUNCTION musterd.finish_parent(p_task musterd.tasks) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -432,59 +376,10 @@ BEGIN
                                                     THEN format('%s of %s children failed', v_failed, v_children) END) END,
            finished_at = clock_timestamp()
      WHERE t.id = p_task.id AND t.state = 'waiting';
-    PERFORM musterd.release_uncles(ARRAY[p_task.id]);
-    PERFORM musterd.tell_ended(ARRAY[p_task.id]);
-    PERFORM musterd.wake_structured(p_task.queue);
 END $$;
 COMMENT ON FUNCTION musterd.finish_parent(musterd.tasks) IS
-    'Internal: the writes of complete_scope for a waiting parent whose children have all ended. An aborted child counts as '
+    'Internal: the writes that end a waiting parent whose children have all ended. An aborted child counts as '
     'a failed one.';
-
-CREATE FUNCTION musterd.complete_batch(p_id bigint, p_generation int, p_rows int, p_succeeded int, p_failed int,
-                                       p_outputs jsonb) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_batch musterd.batches;
-    v_task  musterd.tasks;
-BEGIN
-    SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = p_id;
-    SELECT t.* INTO v_task FROM musterd.tasks t WHERE t.id = p_id;
-    IF v_batch.summarized_at IS NOT NULL THEN
-        RETURN 'ended';
-    ELSIF NOT v_batch.open AND NOT v_batch.aborting THEN
-        RETURN 'open';  -- held
-    ELSIF v_batch.aborting THEN
-        PERFORM musterd.drop_free_blocks(p_id);
-    ELSIF v_batch.next_line <= v_batch.rows THEN
-        RETURN 'open';
-    END IF;
-    IF EXISTS (SELECT FROM musterd.blocks k WHERE k.batch_id = p_id) THEN
-        RETURN 'open';
-    END IF;
-
-    -- It is over. Are the caller's counts those of this end?
-    IF (v_batch.generation, v_batch.rows) IS DISTINCT FROM (p_generation, p_rows)
-       OR p_succeeded IS NULL OR p_failed IS NULL
-       OR p_succeeded + p_failed > v_batch.rows
-       OR (NOT v_batch.aborting AND p_succeeded + p_failed <> v_batch.rows) THEN
-        RETURN 'stale';
-    END IF;
-    -- When aborting, the sum proves nothing: a retry block that was free while the caller counted may have been run since.
-    -- Tallies are written with the results, so they tell a stale count without counting under the lock.
-    IF v_batch.aborting AND EXISTS (
-        SELECT FROM musterd.tallies y WHERE y.batch_id = p_id
-        HAVING COALESCE(sum(y.succeeded), 0) <> p_succeeded OR COALESCE(sum(y.failed), 0) <> p_failed) THEN
-        RETURN 'stale';
-    END IF;
-    -- A batch does not end without its files: whoever counted did not see that there are any, or cannot upload them.
-    IF p_outputs IS NULL AND EXISTS (SELECT FROM musterd.tallies y WHERE y.batch_id = p_id AND y.outputs) THEN
-        RETURN 'stale';
-    END IF;
-    RETURN CASE WHEN musterd.finish_batch(v_batch, v_task, p_succeeded, p_failed, p_outputs)
-                THEN 'completed' ELSE 'stale' END;
-END $$;
-COMMENT ON FUNCTION musterd.complete_batch(bigint, int, int, int, int, jsonb) IS
-    'Internal: complete_scope for a batch, after the locks.';
 
 CREATE FUNCTION musterd.complete_parent(p_id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -493,7 +388,7 @@ DECLARE
     v_ended bigint[];
 BEGIN
     SELECT t.* INTO v_task FROM musterd.tasks t WHERE t.id = p_id;
-    IF v_task.state IN ('succeeded', 'failed', 'aborted') THEN
+    IF musterd.is_final(v_task.state) THEN
         RETURN 'ended';
     ELSIF v_task.state <> 'waiting' THEN
         RETURN 'open';
@@ -511,83 +406,5 @@ BEGIN
     PERFORM musterd.finish_parent(v_task);
     RETURN 'completed';
 END $$;
-COMMENT ON FUNCTION musterd.complete_parent(bigint) IS 'Internal: complete_scope for a task without rows, after the locks.';
-
-CREATE FUNCTION musterd.complete_scope(p_id bigint, p_generation int DEFAULT NULL, p_rows int DEFAULT NULL,
-                                       p_succeeded int DEFAULT NULL, p_failed int DEFAULT NULL,
-                                       p_outputs jsonb DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_is_batch boolean;
-BEGIN
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        RAISE EXCEPTION 'complete_scope(%) needs READ COMMITTED, this transaction is %',
-            p_id, current_setting('transaction_isolation')
-            USING ERRCODE = 'invalid_transaction_state',
-                  HINT = 'Start it with BEGIN ISOLATION LEVEL READ COMMITTED: an older snapshot cannot see the last row.';
-    END IF;
-    IF NOT pg_try_advisory_xact_lock(hashtextextended('musterd.scope:' || p_id, 0)) THEN
-        RETURN 'locked';
-    END IF;
-    PERFORM 1 FROM musterd.batches b WHERE b.id = p_id FOR NO KEY UPDATE;
-    v_is_batch := FOUND;
-    PERFORM 1 FROM musterd.tasks t WHERE t.id = p_id FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN 'missing';
-    ELSIF v_is_batch THEN
-        RETURN musterd.complete_batch(p_id, p_generation, p_rows, p_succeeded, p_failed, p_outputs);
-    END IF;
-    RETURN musterd.complete_parent(p_id);
-END $$;
-COMMENT ON FUNCTION musterd.complete_scope(bigint, int, int, int, int, jsonb) IS
-    'The one transaction that ends a batch or a waiting parent. completed; locked: someone else is at it, try again; stale: '
-    'generation, rows or counts are not those of this end, or its outputs are missing, look again; open: not over; ended: '
-    'already; missing. The counts '
-    'come from one snapshot in which the batch was closed (cursor exhausted or aborting, no block); it stays closed unless '
-    'generation or rows change. After completed, check the parent next.';
-
-CREATE FUNCTION musterd.complete_or_ask(p_id bigint, p_generation int DEFAULT NULL, p_rows int DEFAULT NULL,
-                                        p_succeeded int DEFAULT NULL, p_failed int DEFAULT NULL) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_answer text := 'locked';
-BEGIN
-    -- A producer's transaction may be SERIALIZABLE: that is no reason to refuse its submit.
-    IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
-        v_answer := musterd.complete_scope(p_id, p_generation, p_rows, p_succeeded, p_failed);
-    END IF;
-    IF v_answer IN ('locked', 'stale') THEN
-        PERFORM pg_notify('musterd_check', p_id::text);
-    END IF;
-    RETURN v_answer;
-END $$;
-COMMENT ON FUNCTION musterd.complete_or_ask(bigint, int, int, int, int) IS
-    'Internal: complete_scope where it can be done at once, else NOTIFY musterd_check with the id, for a worker to do it.';
-
-CREATE FUNCTION musterd.complete_parent_if_ready(p_parent_id bigint) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN p_parent_id IS NOT NULL AND musterd.complete_or_ask(p_parent_id) = 'completed';
-END $$;
-COMMENT ON FUNCTION musterd.complete_parent_if_ready(bigint) IS
-    'Ends a waiting parent whose children have all ended. True when this call did it.';
-
--- ------------------------------------------------------------------------------------------------------ asked by handlers
-
-CREATE FUNCTION musterd.has_pending_children(p_task_id bigint) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN EXISTS (
-        SELECT FROM musterd.tasks t
-         WHERE t.parent_id = p_task_id AND t.state IN ('held', 'scheduled', 'queued', 'running', 'waiting'));
-END $$;
-COMMENT ON FUNCTION musterd.has_pending_children(bigint) IS 'Whether the task has children that have not ended.';
-
-CREATE FUNCTION musterd.has_failed_siblings(p_task_id bigint) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN EXISTS (
-        SELECT FROM musterd.tasks me JOIN musterd.tasks t ON t.parent_id = me.parent_id
-         WHERE me.id = p_task_id AND t.id <> me.id AND t.state IN ('failed', 'aborted'));
-END $$;
-COMMENT ON FUNCTION musterd.has_failed_siblings(bigint) IS 'Whether a sibling of the task has failed or was aborted.';
+COMMENT ON FUNCTION musterd.complete_parent(bigint) IS
+    'Internal: complete_scopes for a task without rows, after the locks; its uncles and listeners are the caller''s.';

@@ -1,4 +1,5 @@
--- What workers call for tasks: the outcomes of a flush, a second chance by hand, and where a structured queue looks.
+-- What workers call: the outcomes of tasks, and where a structured queue looks. (The statements on blocks and outcomes of rows
+-- are the worker's own, in src/store/sql.)
 --
 -- Rule of this file: locks in the order of ids before anything is decided, everything guarded by the token, and no scope is
 -- completed here: the worker asks for that after its commit.
@@ -90,7 +91,7 @@ BEGIN
                             ELSE 'failed' END::musterd.state,
                attempt = CASE WHEN o.outcome = 'retry' THEN t.attempt + 1 ELSE t.attempt END,
                crashes = CASE WHEN o.outcome = 'crashed' THEN t.crashes + 1 ELSE t.crashes END,
-               -- Its connection is its own: nobody else can have broken it.
+               -- Its connection is its own: no other task can have broken it.
                solo_crashes = CASE WHEN o.outcome = 'crashed' THEN t.solo_crashes + 1 ELSE t.solo_crashes END,
                run_at = CASE WHEN o.outcome IN ('retry', 'crashed', 'give_back')
                              THEN clock_timestamp() + COALESCE(o.wait, 0) * interval '1 second' ELSE t.run_at END,
@@ -123,43 +124,6 @@ END $$;
 COMMENT ON FUNCTION musterd.finish_tasks(musterd.task_outcome[]) IS
     'Writes the outcomes of tasks that are still held with their tokens: children, uncles and state in one. Returns a row for '
     'each that was held, with its new state and the scope to check after the commit; the others were refused.';
-
-CREATE FUNCTION musterd.retry_task(id bigint) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-DECLARE
-    v_task musterd.tasks;
-BEGIN
-    -- The parent first: it must not end between our look and our commit.
-    PERFORM 1 FROM musterd.tasks t
-      WHERE t.id = (SELECT c.parent_id FROM musterd.tasks c WHERE c.id = retry_task.id) FOR SHARE;
-    v_task := musterd.lock_task(retry_task.id);
-    IF v_task.state = 'scheduled' AND v_task.not_before IS NULL THEN
-        UPDATE musterd.tasks t SET state = 'queued', run_at = now() WHERE t.id = retry_task.id;
-    ELSIF v_task.state NOT IN ('failed', 'aborted') THEN
-        RETURN v_task.state;
-    ELSIF EXISTS (SELECT FROM musterd.batches b WHERE b.id = retry_task.id) THEN
-        RAISE EXCEPTION 'task % is a batch', retry_task.id
-            USING ERRCODE = 'check_violation', HINT = format('To run its failed rows again: musterd.redrive(%s).', retry_task.id);
-    ELSIF EXISTS (SELECT FROM musterd.tasks p WHERE p.id = v_task.parent_id AND p.state IN ('succeeded', 'failed', 'aborted')) THEN
-        RAISE EXCEPTION 'task % belongs to task %, which has ended', retry_task.id, v_task.parent_id
-            USING ERRCODE = 'check_violation', HINT = 'Enqueue it anew.';
-    ELSIF EXISTS (SELECT FROM musterd.tasks c WHERE c.parent_id = retry_task.id) THEN
-        RAISE EXCEPTION 'task % has children, which have ended with it', retry_task.id
-            USING ERRCODE = 'check_violation', HINT = 'Enqueue it anew.';
-    ELSE
-        -- One that was never claimed would come back into its dedup window, and collide with a newer task there.
-        UPDATE musterd.tasks t
-           SET state = 'queued', run_at = now(), attempt = 1, crashes = 0, solo_crashes = 0, finished_at = NULL, aborting = false,
-               claimed_at = COALESCE(t.claimed_at, clock_timestamp())
-         WHERE t.id = retry_task.id;
-    END IF;
-    PERFORM pg_notify('musterd_wake', v_task.queue);
-    RETURN 'queued';
-END $$;
-COMMENT ON FUNCTION musterd.retry_task(bigint) IS
-    'By hand: runs a failed or aborted task again, from its first attempt, or a scheduled one at once. Returns the state '
-    'afterwards; what runs, waits or succeeded is left as it is.';
 
 -- ------------------------------------------------------------------------------------------------------- structured queues
 
@@ -235,9 +199,3 @@ COMMENT ON FUNCTION musterd.focus(text, text[], text[], boolean, boolean) IS
     'For queues in structured mode: the scope all fibers work on. The first, by priority and id, that has begun and has a '
     'child or row that runs, or could run now by one of these commands; else the first batch, unless a top-level task comes '
     'before it. Null: top-level tasks are next.';
-
-DO $$
-BEGIN
-    -- Grants of V7 were given before these functions existed.
-    PERFORM musterd.grant_roles();
-END $$;

@@ -1,12 +1,22 @@
--- The ledger: every table of Muster.
+-- Every table of Muster.
 --
--- Rule of this file: the big tables (rows, results) are written once and never updated. What changes is small and lives in
--- batches, blocks and tasks. So there are no dead tuples where there are millions of lines, and a claim costs the same
--- whatever the backlog.
+-- Rule of this file: what belongs together is stored together. The inputs of a batch are chunks of lines, the outcomes of a
+-- flush are one tuple for each block, and what is still open is a set of lines in `blocks`. So a row costs a few bytes and no
+-- tuple of its own, nothing large is ever updated, and a claim costs the same whatever the backlog.
 --
 -- Lock order, everywhere: batches (id ascending), then tasks (id ascending: those updated, parents and dependencies
 -- together, then uncles), then blocks (id ascending), then inserts. FOR NO KEY UPDATE on batches and tasks, never
 -- FOR UPDATE: foreign-key checks take FOR KEY SHARE and must not wait for us.
+
+DO $$
+BEGIN
+    -- Inputs and results are stored as text: only in UTF8 is every JSON value a text, and every text readable again.
+    IF pg_catalog.getdatabaseencoding() <> 'UTF8' THEN
+        RAISE EXCEPTION 'the database % has the encoding %; Muster needs UTF8', pg_catalog.current_database(), pg_catalog.getdatabaseencoding()
+            USING ERRCODE = 'feature_not_supported',
+                  HINT = 'Create one with: CREATE DATABASE name ENCODING ''UTF8'' TEMPLATE template0;';
+    END IF;
+END $$;
 
 CREATE SCHEMA IF NOT EXISTS musterd;
 COMMENT ON SCHEMA musterd IS 'Muster: tasks and batches of rows, every row accounted for, every batch finished once.';
@@ -89,12 +99,12 @@ COMMENT ON COLUMN musterd.tasks.child_key IS 'Unique within the parent: a handle
 COMMENT ON COLUMN musterd.tasks.on_child_failure IS
     'wait: the other children run to their end. abort_siblings: the first failure aborts them.';
 COMMENT ON COLUMN musterd.tasks.aborting IS 'A parent that was aborted while child batches still held blocks.';
-COMMENT ON COLUMN musterd.tasks.worker IS 'Who runs it now. Null for batches and for everything that is not running.';
-COMMENT ON COLUMN musterd.tasks.token IS 'Made anew for every claim; only its holder may write the outcome.';
+COMMENT ON COLUMN musterd.tasks.worker IS 'The worker that runs it now. Null for batches and for everything that is not running.';
+COMMENT ON COLUMN musterd.tasks.token IS 'New for every claim; only its holder may write the outcome.';
 COMMENT ON COLUMN musterd.tasks.claimed_at IS 'The latest claim. Never set back to null, which is what ends the dedup window.';
 COMMENT ON COLUMN musterd.tasks.error IS
     'Of the last failed attempt; null again once an attempt succeeds. A waiting parent with an error ends as failed.';
-COMMENT ON COLUMN musterd.tasks.traceparent IS 'W3C trace context of whoever enqueued it.';
+COMMENT ON COLUMN musterd.tasks.traceparent IS 'W3C trace context of the producer that enqueued it.';
 
 CREATE UNIQUE INDEX tasks_idempotency_key ON musterd.tasks (idempotency_key) WHERE idempotency_key IS NOT NULL;
 -- Only before the first claim: with the whole life in the index a retry would collide with a newer task and fail for it.
@@ -129,13 +139,15 @@ COMMENT ON SEQUENCE musterd.turns IS 'Round robin: a batch that was carved goes 
 -- Everything a carve asks for is on the row it locks. A guard on another table would be as old as the statement's snapshot.
 CREATE TABLE musterd.batches (
     id                 bigint PRIMARY KEY REFERENCES musterd.tasks (id),
+    uid                uuid NOT NULL DEFAULT gen_random_uuid(),
     queue              text NOT NULL,
     command            text NOT NULL,
     priority           int NOT NULL,
     open               boolean NOT NULL DEFAULT true,
     aborting           boolean NOT NULL DEFAULT false,
     generation         int NOT NULL DEFAULT 1,
-    rows               int NOT NULL CHECK (rows >= 0),
+    -- Below the end of int by more than any claim adds to the cursor.
+    rows               int NOT NULL CHECK (rows BETWEEN 0 AND 2000000000),
     next_line          int NOT NULL DEFAULT 1,
     turn               bigint NOT NULL DEFAULT nextval('musterd.turns'),
     max_attempts       int CHECK (max_attempts >= 1),
@@ -144,6 +156,7 @@ CREATE TABLE musterd.batches (
     max_failed_percent real CHECK (max_failed_percent BETWEEN 0 AND 100),
     on_done            text CHECK (length(on_done) BETWEEN 1 AND 200),
     on_budget          text CHECK (on_budget IN ('hold', 'abort')),
+    forgiven           int NOT NULL DEFAULT 0,
     outputs            jsonb,
     succeeded          int,
     failed             int,
@@ -155,6 +168,11 @@ CREATE TABLE musterd.batches (
 -- No fillfactor: turn is in the index the carve reads, so a carve is not HOT either way; frequent vacuums keep it short.
 
 COMMENT ON TABLE musterd.batches IS 'A task with rows. Appending, holding, aborting and completing lock this row first.';
+COMMENT ON COLUMN musterd.batches.uid IS
+    'Of this batch alone, for ever: after a failover an id may be handed out again, and what was remembered, stored or sent '
+    'under the old one must not be taken for the new one''s.';
+COMMENT ON COLUMN musterd.batches.forgiven IS
+    'How many rows of this generation had failed when an operator released it from a spent budget; the next failure spends it again.';
 COMMENT ON COLUMN musterd.batches.open IS 'Rows may be carved. False while held, aborting or ended.';
 COMMENT ON COLUMN musterd.batches.aborting IS 'Abort was asked for; the batch ends when no block is owned any more.';
 COMMENT ON COLUMN musterd.batches.generation IS 'Raised when failed rows are driven again; a count of an older one is stale.';
@@ -174,55 +192,30 @@ COMMENT ON COLUMN musterd.batches.summarized_at IS 'Set once per generation; wit
 CREATE INDEX batches_carve ON musterd.batches (queue, priority, turn) WHERE open AND next_line <= rows;
 CREATE INDEX batches_unsummarized ON musterd.batches (id) WHERE summarized_at IS NULL;
 
--- ------------------------------------------------------------------------------------------- rows, results, blocks, tallies
+-- ------------------------------------------------------------------------------------------ chunks, blocks, outcomes, failures
 -- No foreign keys from here: their checks lock the batch, and a flush and an abort would deadlock over it.
 
-CREATE TABLE musterd.rows (
-    batch_id bigint NOT NULL,
-    line     int NOT NULL,
-    input    jsonb NOT NULL,
-    PRIMARY KEY (batch_id, line)
-) WITH (autovacuum_vacuum_insert_threshold = 100000, autovacuum_analyze_threshold = 50000);
-COMMENT ON TABLE musterd.rows IS 'The input of a batch, one row per line. Written once, never changed.';
-
-CREATE TABLE musterd.results (
-    batch_id    bigint NOT NULL,
-    line        int NOT NULL,
-    state       musterd.state NOT NULL CHECK (state IN ('succeeded', 'failed')),
-    attempt     int NOT NULL DEFAULT 1,
-    result      jsonb,
-    error       text,
-    outputs     jsonb,
-    finished_at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (batch_id, line)
-) WITH (autovacuum_vacuum_insert_threshold = 100000, autovacuum_analyze_threshold = 50000);
-COMMENT ON TABLE musterd.results IS
-    'The outcome of a row, written once; the primary key is what makes a second outcome impossible. Aborted rows have none.';
-COMMENT ON COLUMN musterd.results.outputs IS 'Text this row adds to the batch''s output files, by file name.';
--- Costs nothing for rows that succeed. Without it the three failed rows of fifty million are a scan of all.
-CREATE INDEX results_failed ON musterd.results (batch_id, line) WHERE state = 'failed';
-
-CREATE TABLE musterd.results_history (
-    batch_id    bigint NOT NULL,
-    line        int NOT NULL,
-    generation  int NOT NULL,
-    state       musterd.state NOT NULL,
-    attempt     int NOT NULL,
-    result      jsonb,
-    error       text,
-    outputs     jsonb,
-    finished_at timestamptz NOT NULL,
-    PRIMARY KEY (batch_id, line, generation)
-);
-COMMENT ON TABLE musterd.results_history IS
-    'How rows had failed in an earlier generation of their batch, before redrive ran them again. Written once.';
+CREATE TABLE musterd.chunks (
+    batch_id   bigint NOT NULL,
+    first_line int NOT NULL,
+    last_line  int NOT NULL,
+    inputs     text NOT NULL,
+    PRIMARY KEY (batch_id, first_line),
+    CHECK (first_line >= 1 AND last_line >= first_line),
+    -- A raw line feed inside a value would shift every line behind it.
+    CHECK (octet_length(inputs) - octet_length(replace(inputs, E'\n', '')) = last_line - first_line)
+) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000);
+COMMENT ON TABLE musterd.chunks IS
+    'The inputs of a batch: lines first_line to last_line, one JSON value each, separated by line feeds. A chunk has at most '
+    '500 lines and ends with the row that brings it to 256 KiB. Chunks of a batch follow each other without gaps from line 1 '
+    'on. Written once, never changed. Read it through rows, batch_row or batch_rows.';
 
 CREATE TABLE musterd.blocks (
     id           bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
     batch_id     bigint NOT NULL,
-    first_line   int NOT NULL,
-    last_line    int NOT NULL,
-    lines        int[],
+    lines        int4multirange NOT NULL,
+    rows         int NOT NULL,
+    generation   int NOT NULL DEFAULT 1,
     queue        text NOT NULL,
     command      text NOT NULL,
     priority     int NOT NULL,
@@ -236,13 +229,19 @@ CREATE TABLE musterd.blocks (
     worker       text,
     token        uuid,
     claimed_at   timestamptz,
-    CHECK (first_line <= last_line),
-    CHECK ((worker IS NULL) = (token IS NULL))
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+    CHECK ((worker IS NULL) = (token IS NULL)),
+    -- An owned block may be empty: its close is on its way.
+    CHECK (worker IS NOT NULL OR NOT isempty(lines))
+-- Half of a page stays free, so that a flush that takes lines away updates in place (HOT).
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+-- Inline: a partial flush must not rewrite TOAST.
+ALTER TABLE musterd.blocks ALTER lines SET STORAGE MAIN;
 COMMENT ON TABLE musterd.blocks IS
-    'The only queue of rows: a range of lines, owned by a worker or free. Its open lines are those without a result. '
+    'The only queue of rows: a set of lines, owned by a worker or free. '
     'Identify a block by its token, never by its id: after a crash of the server ids are handed out again.';
-COMMENT ON COLUMN musterd.blocks.lines IS 'Null: every open line of the range. Else only these (retries, give-backs).';
+COMMENT ON COLUMN musterd.blocks.lines IS 'Exactly the lines that are still open. No other place says so.';
+COMMENT ON COLUMN musterd.blocks.rows IS 'The number of lines in lines.';
+COMMENT ON COLUMN musterd.blocks.generation IS 'The generation of the batch that these lines run in.';
 COMMENT ON COLUMN musterd.blocks.attempt IS 'The attempt that is running, or will run next; counted from 1.';
 COMMENT ON COLUMN musterd.blocks.crashes IS 'How often a process died while this block ran.';
 COMMENT ON COLUMN musterd.blocks.solo IS 'A single suspect line: runs with nothing else in its process.';
@@ -250,8 +249,9 @@ COMMENT ON COLUMN musterd.blocks.solo_crashes IS
     'How often a process died while it ran this line and nothing else; only these count toward max_crashes.';
 COMMENT ON COLUMN musterd.blocks.alone_at IS
     'Since when its holder runs it with nothing else beside it. Null: not yet, so that a death says nothing about it.';
-COMMENT ON COLUMN musterd.blocks.available_at IS 'A free block is due from then on; infinity while its batch or queue is parked.';
-COMMENT ON COLUMN musterd.blocks.error IS 'Of a retry: the error of one of its rows in the try before, for people.';
+COMMENT ON COLUMN musterd.blocks.available_at IS
+    'A free block is due from then on. Claims ask besides whether its batch is open and its queue is not paused.';
+COMMENT ON COLUMN musterd.blocks.error IS 'Of a retry: the error of one of its rows in the attempt before, for people.';
 
 CREATE INDEX blocks_free ON musterd.blocks (queue, priority, available_at) WHERE worker IS NULL;
 -- Empty in good times: asking for suspects costs nothing, however many blocks are free.
@@ -259,23 +259,76 @@ CREATE INDEX blocks_suspect ON musterd.blocks (queue, priority, available_at) WH
 CREATE INDEX blocks_owned ON musterd.blocks (worker) WHERE worker IS NOT NULL;
 CREATE INDEX blocks_batch ON musterd.blocks (batch_id);
 
-CREATE TABLE musterd.tallies (
-    id        bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-    batch_id  bigint NOT NULL,
-    token     uuid NOT NULL,
-    succeeded int NOT NULL DEFAULT 0,
-    failed    int NOT NULL DEFAULT 0,
-    outputs   boolean NOT NULL DEFAULT false,
-    at        timestamptz NOT NULL DEFAULT now()
+CREATE TABLE musterd.outcomes (
+    batch_id    bigint NOT NULL,
+    first_line  int NOT NULL,
+    token       uuid NOT NULL,
+    part        int NOT NULL,
+    generation  int NOT NULL,
+    attempt     int NOT NULL,
+    lines       int4multirange NOT NULL,
+    succeeded   int NOT NULL,
+    failed      int NOT NULL,
+    results     text,
+    outputs     text,
+    finished_at timestamptz NOT NULL DEFAULT now(),
+    -- A part of a token is written once. With the counts in the index, progress is read without the table.
+    PRIMARY KEY (batch_id, token, part, first_line) INCLUDE (generation, succeeded, failed),
+    -- Built-in functions only: a CHECK that calls an SQL function halves the speed of a flush.
+    CHECK (first_line = COALESCE(lower(lines), 0)),
+    CHECK (failed >= 0 AND succeeded BETWEEN 0 AND COALESCE(upper(lines) - lower(lines), 0)),
+    CHECK (isempty(lines) OR lines <> int4multirange(range_merge(lines)) OR succeeded = upper(lines) - lower(lines)),
+    -- What finding the outcome of a line relies on.
+    CHECK (isempty(lines) OR (lower(lines) - 1) / 10000 = (upper(lines) - 2) / 10000),
+    -- Null passes: no line has a value.
+    CHECK (octet_length(results) - octet_length(replace(results, E'\n', '')) = succeeded - 1),
+    CHECK (octet_length(outputs) - octet_length(replace(outputs, E'\n', '')) = succeeded - 1)
+) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000);
+COMMENT ON TABLE musterd.outcomes IS
+    'What a flush wrote for a block, one tuple for each stripe of 10,000 lines: the lines that succeeded, their results and '
+    'output texts, and how many failed. Written once, never changed. The progress of a batch is a sum over it: succeeded of '
+    'all generations, failed of the current one. Read single results through results, batch_row or batch_rows.';
+COMMENT ON COLUMN musterd.outcomes.first_line IS 'The first of lines; 0 when none succeeded.';
+COMMENT ON COLUMN musterd.outcomes.token IS 'The token of the claim under which it was written.';
+COMMENT ON COLUMN musterd.outcomes.part IS
+    'Counts the writes of this token from 1. After a lost reply to COMMIT its presence proves that the flush was applied.';
+COMMENT ON COLUMN musterd.outcomes.results IS
+    'One JSON value for each of lines, in their order, separated by line feeds; empty: none. Null: no line has one.';
+COMMENT ON COLUMN musterd.outcomes.outputs IS
+    'As results: a JSON object for each line, with the text that it adds to output files, by file name.';
+-- Finds the outcome of a line and orders an export; and the first line of no outcome can be written twice.
+CREATE UNIQUE INDEX outcomes_line ON musterd.outcomes (batch_id, first_line) WHERE first_line > 0;
+-- Whether a batch has outputs at all is asked at its end, under its lock too.
+CREATE INDEX outcomes_outputs ON musterd.outcomes (batch_id, first_line) WHERE outputs IS NOT NULL;
+
+DO $$
+BEGIN
+    ALTER TABLE musterd.chunks ALTER inputs SET COMPRESSION lz4;
+    ALTER TABLE musterd.outcomes ALTER results SET COMPRESSION lz4, ALTER outputs SET COMPRESSION lz4;
+EXCEPTION
+    WHEN feature_not_supported OR invalid_parameter_value THEN
+        NULL;  -- a server built without lz4 keeps its own compression
+END $$;
+
+CREATE TABLE musterd.failures (
+    batch_id    bigint NOT NULL,
+    line        int NOT NULL,
+    generation  int NOT NULL,
+    attempt     int NOT NULL,
+    error       text NOT NULL,
+    finished_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (batch_id, line)
+) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000);
+COMMENT ON TABLE musterd.failures IS
+    'The rows that failed, one tuple each: there are few of them, and people look at each. Moved to failures_history when '
+    'they are run again.';
+
+CREATE TABLE musterd.failures_history (
+    LIKE musterd.failures,
+    PRIMARY KEY (batch_id, line, generation)
 );
-COMMENT ON TABLE musterd.tallies IS
-    'One per flush and block, written with its results and counted from what was really inserted: their sum is the progress. '
-    'A tally with a block''s token also proves that a flush whose reply was lost has committed.';
-COMMENT ON COLUMN musterd.tallies.outputs IS 'Some of these results add text to output files.';
--- The counts are in the index: the progress of ten million rows is a hundred thousand of them, read in one go.
-CREATE INDEX tallies_batch ON musterd.tallies (batch_id, token) INCLUDE (succeeded, failed);
--- Whether a batch has outputs at all is asked at its end, under its lock too: never by a look at its results.
-CREATE INDEX tallies_outputs ON musterd.tallies (batch_id) WHERE outputs;
+COMMENT ON TABLE musterd.failures_history IS
+    'How rows had failed in an earlier generation of their batch, before redrive ran them again. Written once.';
 
 -- ------------------------------------------------------------------------------------------------ workers, queues, commands
 
@@ -297,7 +350,7 @@ COMMENT ON TABLE musterd.workers IS 'One row per process that ever worked here; 
 COMMENT ON COLUMN musterd.workers.id IS 'host-pid-nanoseconds, new at every start.';
 COMMENT ON COLUMN musterd.workers.seen_at IS 'The latest heartbeat, by the server''s clock.';
 COMMENT ON COLUMN musterd.workers.state IS
-    'alive, draining: it may hold blocks. stopped: it ended in good order. dead: others found it silent; it never comes back '
+    'alive, draining: it may hold blocks. stopped: it ended in good order. dead: other workers found it silent; it never comes back '
     'under this id, and what it held is freed.';
 COMMENT ON COLUMN musterd.workers.ended_at IS 'When it stopped, or was declared dead.';
 COMMENT ON COLUMN musterd.workers.lock_key IS
@@ -325,7 +378,7 @@ CREATE TABLE musterd.commands (
     updated_at timestamptz NOT NULL DEFAULT now()
 );
 COMMENT ON TABLE musterd.commands IS
-    'What the live configuration declares. A command nobody declared is accepted into the default queue and waits.';
+    'What the live configuration declares. A command that no configuration declares is accepted into the default queue and waits.';
 COMMENT ON COLUMN musterd.commands.procedure IS 'Of kind sql: the procedure (bigint, jsonb) to CALL, with its schema.';
 
 CREATE TABLE musterd.rate_limits (

@@ -130,7 +130,7 @@ BEGIN
     v_task.traceparent := p_traceparent;
     v_task.on_child_failure := COALESCE(p_on_child_failure, 'wait');
     IF p_idempotency_key IS NOT NULL THEN
-        -- Without the times: a client that retries computes them anew. Without the trace: it is not the body.
+        -- Without the times: a client that retries computes them again. Without the trace: it is not the body.
         v_task.request_hash := sha256(convert_to(jsonb_build_array('task', p_command, v_task.payload, p_queue, p_priority,
             p_max_attempts, p_timeout, p_dedup_key, v_task.on_child_failure, p_after)::text, 'UTF8'));
     END IF;
@@ -187,7 +187,7 @@ BEGIN
     END IF;
     v_waits := ARRAY (
         SELECT t.id FROM musterd.tasks t
-         WHERE t.id = ANY (enqueue_after.after) AND t.state NOT IN ('succeeded', 'failed', 'aborted') ORDER BY t.id);
+         WHERE t.id = ANY (enqueue_after.after) AND NOT musterd.is_final(t.state) ORDER BY t.id);
     RETURN musterd.add_task(v_task, dedup_replace, v_waits);
 END $$;
 COMMENT ON FUNCTION musterd.enqueue_after(text, jsonb, bigint[], text, int, timestamptz, interval, int, interval, text, boolean, text, text, text) IS
@@ -214,135 +214,10 @@ BEGIN
     RETURN v_id;
 END $$;
 COMMENT ON FUNCTION musterd.spawn(text, jsonb, bigint, int, text) IS
-    'Adds a child to a living task, in its queue and priority unless told otherwise, and returns its id. With p_child_key a '
+    'Adds a child to a living task, in its queue and priority unless given others, and returns its id. With p_child_key a '
     'repeat returns the same child. Without a parent it is a plain enqueue.';
 
 -- ---------------------------------------------------------------------------------------------------------------- batches
-
-CREATE FUNCTION musterd.reserve_batch_id() RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT nextval(pg_get_serial_sequence('musterd.tasks', 'id'));
-$$;
-COMMENT ON FUNCTION musterd.reserve_batch_id() IS 'An id for open_batch, so that rows can be copied in before the batch exists.';
-
-CREATE FUNCTION musterd.check_batch(p_max_attempts int, p_row_timeout interval, p_max_failed int, p_max_failed_percent real,
-                                    p_on_done text, p_on_budget text) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM musterd.check_limits('', p_max_attempts, 'row_timeout', p_row_timeout);
-    IF p_max_failed < 0 THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('max_failed is %s', p_max_failed),
-            HINT = 'It is a number of rows, 0 or more.';
-    ELSIF p_max_failed_percent NOT BETWEEN 0 AND 100 THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('max_failed_percent is %s', p_max_failed_percent),
-            HINT = 'It is 0 to 100.';
-    ELSIF p_on_budget NOT IN ('hold', 'abort') THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('on_budget is "%s"', left(p_on_budget, 100)),
-            HINT = 'It is hold or abort; left out, the batch runs to its end.';
-    ELSIF p_on_done IS NOT NULL THEN
-        PERFORM musterd.check_name('on_done', p_on_done);
-    END IF;
-END $$;
-COMMENT ON FUNCTION musterd.check_batch(int, interval, int, real, text, text) IS 'Internal: refuses what cannot be a batch.';
-
-CREATE FUNCTION musterd.open_batch(p_id bigint, p_command text, p_queue text DEFAULT NULL, p_context jsonb DEFAULT '{}',
-                                   p_priority int DEFAULT NULL, p_idempotency_key text DEFAULT NULL,
-                                   p_hold boolean DEFAULT false, p_max_attempts int DEFAULT NULL,
-                                   p_row_timeout interval DEFAULT NULL, p_max_failed int DEFAULT 0,
-                                   p_max_failed_percent real DEFAULT NULL, p_on_done text DEFAULT NULL,
-                                   p_on_budget text DEFAULT NULL, p_parent_id bigint DEFAULT NULL,
-                                   p_traceparent text DEFAULT NULL, p_rows int DEFAULT 0,
-                                   p_request_hash bytea DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_task musterd.tasks;
-    v_hold boolean := COALESCE(p_hold, false);
-    v_id   bigint;
-BEGIN
-    PERFORM musterd.check_batch(p_max_attempts, p_row_timeout, p_max_failed, p_max_failed_percent, p_on_done, p_on_budget);
-    LOOP
-        INSERT INTO musterd.tasks (id, parent_id, queue, command, payload, priority, state, run_at, idempotency_key,
-                                   request_hash, traceparent)
-        VALUES (p_id, p_parent_id, p_queue, p_command, p_context, p_priority,
-                -- Its rows may have taken a while to come; before that nothing was due.
-                CASE WHEN v_hold THEN 'held' ELSE 'running' END::musterd.state, clock_timestamp(), p_idempotency_key,
-                p_request_hash, p_traceparent)
-        ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-        RETURNING * INTO v_task;
-        EXIT WHEN v_task.id IS NOT NULL;
-        v_id := musterd.find_by_idempotency_key(p_idempotency_key, p_request_hash);
-        IF v_id IS NOT NULL THEN
-            RETURN v_id;
-        END IF;
-    END LOOP;
-
-    INSERT INTO musterd.batches (id, queue, command, priority, open, rows, max_attempts, row_timeout, max_failed,
-                                 max_failed_percent, on_done, on_budget)
-    VALUES (p_id, v_task.queue, p_command, v_task.priority, NOT v_hold, p_rows, p_max_attempts, p_row_timeout,
-            COALESCE(p_max_failed, 0), p_max_failed_percent, p_on_done, p_on_budget);
-    IF v_hold THEN
-        RETURN p_id;
-    ELSIF p_rows > 0 THEN
-        PERFORM pg_notify('musterd_wake', v_task.queue);
-    ELSIF musterd.complete_or_ask(p_id, 1, 0, 0, 0) = 'completed' AND p_parent_id IS NOT NULL THEN
-        PERFORM pg_notify('musterd_check', p_parent_id::text);
-    END IF;
-    RETURN p_id;
-END $$;
-COMMENT ON FUNCTION musterd.open_batch(bigint, text, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text, int, bytea) IS
-    'Makes the batch for rows that this transaction has written, or will write, under an id from reserve_batch_id. Returns '
-    'that id; another id when the idempotency key stands for an earlier batch: roll back, it has these rows already. '
-    'An empty batch that is not held ends here.';
-
-CREATE FUNCTION musterd.check_row_array(p_rows jsonb[]) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF p_rows IS NULL THEN
-        RAISE EXCEPTION 'rows is null; an empty batch has an empty array' USING ERRCODE = 'null_value_not_allowed';
-    ELSIF array_ndims(p_rows) > 1 THEN
-        RAISE EXCEPTION 'rows has % dimensions, expected one', array_ndims(p_rows) USING ERRCODE = 'array_subscript_error';
-    ELSIF array_position(p_rows, NULL) IS NOT NULL THEN
-        RAISE EXCEPTION 'row % is null', array_position(p_rows, NULL) - array_lower(p_rows, 1) + 1
-            USING ERRCODE = 'null_value_not_allowed', HINT = 'JSON null is allowed: ''null''::jsonb.';
-    END IF;
-END $$;
-COMMENT ON FUNCTION musterd.check_row_array(jsonb[]) IS 'Internal: refuses what cannot be the rows of a batch, naming the row.';
-
-CREATE FUNCTION musterd.row_array(p_rows jsonb) RETURNS jsonb[]
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF p_rows IS NULL THEN
-        RAISE EXCEPTION 'rows is null: give a JSON array; an empty batch has an empty one'
-            USING ERRCODE = 'null_value_not_allowed';
-    ELSIF jsonb_typeof(p_rows) <> 'array' THEN
-        RAISE EXCEPTION 'rows is a JSON %, expected an array', jsonb_typeof(p_rows)
-            USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'One row is an array of one. An SQL array as a literal needs its type: ''{…}''::jsonb[].';
-    END IF;
-    RETURN ARRAY (SELECT e.value FROM jsonb_array_elements(p_rows) WITH ORDINALITY e (value, line) ORDER BY e.line);
-END $$;
-COMMENT ON FUNCTION musterd.row_array(jsonb) IS 'Internal: the elements of a JSON array.';
-
-CREATE FUNCTION musterd.row_array(p_rows text) RETURNS jsonb[]
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_rows jsonb;
-BEGIN
-    BEGIN
-        v_rows := p_rows::jsonb;
-    EXCEPTION
-        -- The server's details quote the text, which may be a secret; its message does not.
-        WHEN data_exception OR program_limit_exceeded THEN
-            RAISE EXCEPTION 'rows is not JSON that can be stored: %', SQLERRM
-                USING ERRCODE = 'invalid_parameter_value',
-                      HINT = 'Rows given as text are a JSON array. An SQL array as a literal needs its type: ''{…}''::jsonb[].';
-    END;
-    RETURN musterd.row_array(v_rows);
-END $$;
-COMMENT ON FUNCTION musterd.row_array(text) IS 'Internal: the elements of a JSON array that is still text.';
 
 CREATE FUNCTION musterd.submit_batch(command text, rows jsonb[], queue text DEFAULT NULL, context jsonb DEFAULT '{}',
                                      priority int DEFAULT NULL, idempotency_key text DEFAULT NULL,
@@ -353,25 +228,24 @@ CREATE FUNCTION musterd.submit_batch(command text, rows jsonb[], queue text DEFA
                                      traceparent text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    v_rows text[] := musterd.row_texts(submit_batch.rows);
     v_new  bigint;
     v_id   bigint;
     v_hash bytea;
 BEGIN
-    PERFORM musterd.check_row_array(submit_batch.rows);
     IF idempotency_key IS NOT NULL THEN
         -- A hash of hashes: 32 bytes a row, however large the rows are. jsonb has one text per value.
-        SELECT sha256(COALESCE(string_agg(sha256(convert_to(r.input::text, 'UTF8')), '' ORDER BY r.line), '')
+        SELECT sha256(COALESCE(string_agg(sha256(convert_to(r.input, 'UTF8')), '' ORDER BY r.line), '')
                || convert_to(jsonb_build_array('batch', command, queue, context, priority, hold, max_attempts, row_timeout,
                                                max_failed, max_failed_percent, on_done, on_budget, parent_id)::text, 'UTF8'))
-          INTO v_hash FROM unnest(submit_batch.rows) WITH ORDINALITY r (input, line);
+          INTO v_hash FROM unnest(v_rows) WITH ORDINALITY r (input, line);
     END IF;
     v_new := musterd.reserve_batch_id();
     v_id := musterd.open_batch(v_new, command, queue, context, priority, idempotency_key, hold, max_attempts, row_timeout,
                                max_failed, max_failed_percent, on_done, on_budget, parent_id, traceparent,
-                               cardinality(submit_batch.rows), v_hash);
+                               cardinality(v_rows), v_hash);
     IF v_id = v_new THEN
-        INSERT INTO musterd.rows (batch_id, line, input)
-        SELECT v_new, r.line, r.input FROM unnest(submit_batch.rows) WITH ORDINALITY r (input, line);
+        PERFORM musterd.cut_chunks(v_new, 0, v_rows);
     END IF;
     RETURN v_id;
 END $$;
@@ -428,53 +302,10 @@ END $$;
 COMMENT ON FUNCTION musterd.submit_batch(text, text, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
     'The same, with the rows as the text of a JSON array. A literal without a type comes here: PostgreSQL prefers text.';
 
--- ----------------------------------------------------------------------------------------------------- a batch that grows
-
-CREATE FUNCTION musterd.lock_for_append(p_id bigint) RETURNS int
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_batch musterd.batches;
-BEGIN
-    PERFORM 1 FROM musterd.batches b WHERE b.id = p_id FOR NO KEY UPDATE;
-    SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = p_id;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'no batch %', p_id USING ERRCODE = 'no_data_found';
-    ELSIF v_batch.summarized_at IS NOT NULL THEN
-        RAISE EXCEPTION 'batch % has ended and takes no more rows', p_id
-            USING ERRCODE = 'check_violation', HINT = 'Submit them as a new batch.';
-    ELSIF v_batch.aborting THEN
-        RAISE EXCEPTION 'batch % is being aborted and takes no more rows', p_id USING ERRCODE = 'check_violation';
-    END IF;
-    RETURN v_batch.rows;
-END $$;
-COMMENT ON FUNCTION musterd.lock_for_append(bigint) IS
-    'Internal: locks a batch that may still grow and returns its number of rows; raises when it may not.';
-
-CREATE FUNCTION musterd.grow_batch(p_id bigint, p_added bigint) RETURNS int
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_batch musterd.batches;
-BEGIN
-    UPDATE musterd.batches b SET rows = b.rows + p_added WHERE b.id = p_id RETURNING b.* INTO v_batch;
-    IF v_batch.open AND p_added > 0 THEN
-        PERFORM pg_notify('musterd_wake', v_batch.queue);
-    END IF;
-    RETURN v_batch.rows;
-END $$;
-COMMENT ON FUNCTION musterd.grow_batch(bigint, bigint) IS 'Internal: counts rows that were added under lock_for_append.';
-
 CREATE FUNCTION musterd.append_rows(batch_id bigint, rows jsonb[]) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-DECLARE
-    v_last int;
 BEGIN
-    PERFORM musterd.check_row_array(append_rows.rows);
-    v_last := musterd.lock_for_append(append_rows.batch_id);
-    INSERT INTO musterd.rows (batch_id, line, input)
-    SELECT append_rows.batch_id, v_last + r.line, r.input
-      FROM unnest(append_rows.rows) WITH ORDINALITY r (input, line);
-    RETURN musterd.grow_batch(append_rows.batch_id, cardinality(append_rows.rows));
+    RETURN musterd.append_texts(append_rows.batch_id, musterd.row_texts(append_rows.rows));
 END $$;
 COMMENT ON FUNCTION musterd.append_rows(bigint, jsonb[]) IS
     'Adds rows behind the last line of a batch that is held or running; returns its new number of rows. Refused once the '
@@ -501,23 +332,6 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.append_rows(bigint, text) IS 'The same, with the rows as the text of a JSON array.';
 
-CREATE FUNCTION musterd.extend_batch(p_id bigint, p_staged regclass) RETURNS int
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_last  int;
-    v_added bigint;
-BEGIN
-    v_last := musterd.lock_for_append(p_id);
-    EXECUTE format('INSERT INTO musterd.rows (batch_id, line, input)
-                    SELECT $1, $2 + row_number() OVER (ORDER BY s.line), s.input FROM %s s', p_staged)
-      USING p_id, v_last;
-    GET DIAGNOSTICS v_added = ROW_COUNT;
-    RETURN musterd.grow_batch(p_id, v_added);
-END $$;
-COMMENT ON FUNCTION musterd.extend_batch(bigint, regclass) IS
-    'append_rows for rows that were copied into a temporary table (line int, input jsonb) first, so that the copy does not '
-    'hold the batch''s lock. Lines are numbered anew, in the order of line.';
-
 -- ---------------------------------------------------------------------------------------------------------------- commands
 
 CREATE FUNCTION musterd.register_command(name text, queue text DEFAULT 'default', kind text DEFAULT 'sql',
@@ -542,4 +356,4 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.register_command(text, text, text, text) IS
     'Declares a command: the queue its tasks go to by default, its kind, and for kind sql the procedure (bigint, jsonb) to '
-    'call, with its schema. Not for producers: whoever registers a procedure chooses what workers run.';
+    'call, with its schema. Not for producers: a registered procedure is what workers run.';
