@@ -3,8 +3,9 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
+use musterd::embedded::find_binaries;
 use rustix::process::Signal;
 
 use crate::suite::support::config::{command, finish, json, stderr, stdout};
@@ -14,10 +15,10 @@ use crate::suite::support::run;
 use crate::suite::support::wait::{SOON, eventually, process_runs};
 
 /// A user's home, in which no other dev runs.
-struct Home(PathBuf);
+pub(crate) struct Home(pub(crate) PathBuf);
 
 impl Home {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(run::new_dir("home"))
     }
 
@@ -26,25 +27,32 @@ impl Home {
     }
 
     fn start(&self, more: &[&str]) -> Dev {
+        self.start_with(more, |_| {})
+    }
+
+    /// With an environment that the caller adds to.
+    pub(crate) fn start_with(&self, more: &[&str], change: impl FnOnce(&mut Command)) -> Dev {
         let dir = self.dir();
         let mut args = vec!["dev", "--dir", dir.to_str().unwrap()];
         args.extend(more);
-        Dev { process: Process::start(command(&self.0, &args)), dir }
+        let mut command = command(&self.0, &args);
+        change(&mut command);
+        Dev { process: Process::start(command), dir }
     }
 
-    async fn musterd(&self, args: &[&str]) -> Output {
+    pub(crate) async fn musterd(&self, args: &[&str]) -> Output {
         finish(command(&self.0, args)).await
     }
 }
 
-struct Dev {
-    process: Process,
+pub(crate) struct Dev {
+    pub(crate) process: Process,
     dir: PathBuf,
 }
 
 impl Dev {
     /// What it prints for `psql`, once it is ready.
-    async fn url(&self) -> String {
+    pub(crate) async fn url(&self) -> String {
         let line = self.process.out.wait_for(SOON, |line| line.starts_with("PostgreSQL ")).await;
         self.process.out.wait_for(SOON, |line| line.starts_with("Ctrl-C")).await;
         line.split_whitespace().nth(1).unwrap().to_owned()
@@ -59,7 +67,7 @@ impl Dev {
         .await
     }
 
-    async fn ends_well(&self) {
+    pub(crate) async fn ends_well(&self) {
         let status = self.process.wait_exit(SOON).await;
         assert_eq!(status.code(), Some(0), "{status}");
         assert_eq!(runs_on(&self.dir), Vec::<String>::new());
@@ -88,7 +96,9 @@ async fn others_find_it_and_sigterm_ends_it_with_its_server() {
     let url = dev.url().await;
     let server = dev.server().await;
     let (client, _connection) = connect(&url).await;
-    assert_eq!(client.query_one("SELECT 1", &[]).await.unwrap().get::<_, i32>(0), 1);
+    let version: String = client.query_one("SHOW server_version_num", &[]).await.unwrap().get(0);
+    let major = version.parse::<u32>().unwrap() / 10_000;
+    assert_eq!(major, find_binaries().unwrap().major(), "the PostgreSQL that this run is about");
 
     let shown = json(&home.musterd(&["config", "show", "--json"]).await);
     assert_eq!(shown["sources"]["database.url"], "the running `musterd dev`");

@@ -83,11 +83,14 @@ pub(crate) async fn musterd_in(dir: &Path, args: &[&str]) -> Output {
     finish(command(dir, args)).await
 }
 
-/// `musterd ARGS` at home in `dir`, in an environment that has nothing of the caller's.
+/// `musterd ARGS` at home in `dir`, in an environment that has nothing of the caller's but where programs are.
 pub(crate) fn command(dir: &Path, args: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_musterd"));
     command.args(args).current_dir(dir).env_clear().env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
-    command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+    // The second names the PostgreSQL of the run: `musterd dev` is to start the same one as the tests do.
+    for name in ["PATH", "MUSTERD_PG_BIN"] {
+        command.envs(std::env::var_os(name).map(|value| (name, value)));
+    }
     command
 }
 
