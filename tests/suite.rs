@@ -75,6 +75,7 @@ mod suite {
     mod top;
     mod torture;
     mod unreadable;
+    mod versions;
     mod walk_crash;
     mod walk_drain;
     mod walk_operators;
