@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test test-cluster test-families test-outputs test-pooler test-rollout test-upload fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
+.PHONY: help run dev test test-cluster test-families test-outputs test-pooler test-rollout test-upload test-versions fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,16 @@ test-cluster: setup-test ## Run the suites of batches and tasks with a Redis Clu
 test-rollout: setup-test ## Replace 4 replicas under load and compare the rows per second with those before
 	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture a_rollout_keeps
 
+# The whole suite once per version, against servers that MUSTERD_PG_BIN names; make test runs it on the machine's own PostgreSQL, with
+# a cross-section on the oldest and the newest of these. For a part of it: make test-versions VERSIONS=14 SUITES=suite::walk_rows.
+VERSIONS := 14 16 17 18
+test-versions: setup-test ## Run the whole test suite on PostgreSQL 14, 16, 17 and 18, one after another
+	@scripts/setup.sh node $(VERSIONS:%=postgres-%)
+	@failed=; for version in $(VERSIONS); do \
+	    MUSTERD_PG_BIN=$(CURDIR)/target/postgres-versions/$$version/native/bin scripts/step.sh "tests on PostgreSQL $$version" \
+	        $(CARGO) test --locked --all-features --test suite -- $(SUITES) || failed="$$failed $$version"; \
+	done; [ -z "$$failed" ] || { echo "tests failed on PostgreSQL$$failed" >&2; exit 1; }
+
 fmt: ## Format the code
 	@$(CARGO) fmt
 
@@ -103,9 +113,10 @@ bench-batcher: setup ## Measure fifty writers on one parent row, with and withou
 setup: ## Install what running needs (PostgreSQL, a linker), or say what to install
 	@scripts/setup.sh rust cc postgres
 
-setup-test: ## Install what the tests need as well (Redis, Valkey, PgBouncer, kubectl, cargo-deny, shellcheck, Schemathesis, the drivers of the examples)
+setup-test: ## Install what the tests need as well (Redis, Valkey, PgBouncer, PostgreSQL 14 and 18, kubectl, cargo-deny, shellcheck, Schemathesis, the drivers of the examples)
 	@scripts/setup.sh rust rust-lints cc postgres redis
-	@scripts/setup.sh pgbouncer faketime deny shellcheck curl python node python-driver node-driver schemathesis valkey kubectl promtool deploy-tools || :
+	@scripts/setup.sh pgbouncer faketime deny shellcheck curl python node python-driver node-driver schemathesis valkey kubectl promtool deploy-tools \
+	    postgres-14 postgres-18 || :
 # Those of other platforms too: a build skips them, the dependency policy reads them, offline.
 	@$(CARGO) fetch --locked --quiet
 
