@@ -54,6 +54,14 @@ pub fn is_of_connection(error: &Error) -> bool {
     error.code().is_none_or(|state| state.code().starts_with("57P") || state.code().starts_with("08"))
 }
 
+/// What the database said, with its SQLSTATE. Without the detail, which quotes rows.
+pub fn words(error: &Error) -> String {
+    match error.as_db_error() {
+        Some(db) => format!("{} (SQLSTATE {})", db.message(), db.code().code()),
+        None => crate::periodic::describe(error),
+    }
+}
+
 /// Whether stored data cannot be read: asking again would not help.
 pub fn is_of_data(error: &Error) -> bool {
     error.code().is_some_and(|state| {

@@ -132,7 +132,7 @@ impl<'a> Work<'a> {
             let client = bench.store.general.get().await?;
             match pages::read(&client, &bench.chunks, block, todo, limits).await {
                 Err(error) => match error.database().filter(|error| fault::is_of_data(error)) {
-                    Some(error) => Ok(Err(error.to_string())),
+                    Some(error) => Ok(Err(fault::words(error))),
                     None => Err(error),
                 },
                 Ok(page) => Ok(Ok(page)),

@@ -236,8 +236,5 @@ fn reason(error: &Error) -> String {
 }
 
 pub(super) fn cannot_be_stored(error: &Error) -> String {
-    match error.as_db_error() {
-        Some(db) => format!("the result cannot be stored: {} (SQLSTATE {})", db.message(), db.code().code()),
-        None => "the result cannot be stored".to_owned(),
-    }
+    format!("the result cannot be stored: {}", fault::words(error))
 }
