@@ -23,7 +23,7 @@ struct Row {
 impl Handler for Greet {
     fn row<'a>(&'a self, call: RowCall<'a>) -> BoxFuture<'a, Outcome> {
         async move {
-            let row: Row = match serde_json::from_str(call.input.text()) {
+            let row: Row = match serde_json::from_str(call.input) {
                 Ok(row) => row,
                 // The row is wrong, and will be wrong tomorrow.
                 Err(error) => return Outcome::Failed(error.to_string()),

@@ -78,7 +78,7 @@ impl Lines {
         let start =
             self.0.get(from).filter(|_| from < to).map_or(added.start, |range| range.start.min(added.start));
         let end = if from < to { self.0[to - 1].end.max(added.end) } else { added.end };
-        self.0.splice(from..to, [start..end]);
+        self.0.splice(from..to, std::iter::once(start..end));
     }
 
     /// Adds all of `other`.

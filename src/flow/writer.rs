@@ -193,12 +193,9 @@ impl OutcomeWriter {
         let (mut writes, mut notes) = (Vec::new(), Vec::new());
         for (write, note) in merge(updates) {
             // Parts of a token are written in their order: what comes after one that is aside waits with it.
-            match self.aside.join(write, note) {
-                Ok(()) => {}
-                Err((write, note)) => {
-                    writes.push(write);
-                    notes.push(note);
-                }
+            if let Some((write, note)) = self.aside.join(write, note) {
+                writes.push(write);
+                notes.push(note);
             }
         }
         if writes.is_empty() {

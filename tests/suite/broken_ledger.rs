@@ -135,7 +135,9 @@ async fn a_line_that_was_doubled_keeps_the_batch_open() {
     assert_eq!(progress(&client, batch).await.state, "running");
     assert_eq!(worker.metric("musterd_lines_reopened_total").await, 0.0, "nothing is missing");
     // By hand it is put right as it was put wrong, and then it ends.
-    let undo = format!("DELETE FROM musterd.outcomes WHERE batch_id = {batch} AND first_line = 3 AND succeeded = 1; DELETE FROM musterd.failures");
+    let undo = format!(
+        "DELETE FROM musterd.outcomes WHERE batch_id = {batch} AND first_line = 3 AND succeeded = 1; DELETE FROM musterd.failures"
+    );
     by_hand(&client, &undo).await;
     assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 10, 0, 0));
     assert!(script.runs().keys().all(|(of, _)| *of == healthy), "nothing ran again");

@@ -62,19 +62,23 @@ async fn a_spent_budget_of_a_batch_that_a_producer_has_locked_holds_up_no_other(
          [database]\nurl = {:?}\nlock_timeout = \"10m\"\nstatement_timeout = \"10m\"",
         db.url()
     );
-    let bad = failing(|_| true);
-    let worker = Worker::start(&db, &toml, &[("work", bad.clone()), ("good", Script::succeeding())]).await;
     for action in ["hold", "abort"] {
-        let option = format!("max_failed => 3, on_budget => '{action}', hold => true");
-        let batch = submit(&client, "work", 200, &option).await;
-        client.query("SELECT musterd.release($1)", &[&batch]).await.unwrap();
+        let gate = Gate::closed();
+        let at_gate = gate.clone();
+        let bad = Script::new(move |_| {
+            let gate = at_gate.clone();
+            async move {
+                gate.pass().await;
+                Outcome::Failed("no".into())
+            }
+        });
+        let worker = Worker::start(&db, &toml, &[("work", bad), ("good", Script::succeeding())]).await;
+        let batch = submit(&client, "work", 200, &format!("max_failed => 3, on_budget => '{action}'")).await;
+        within(PATIENCE, gate.entered_by(2)).await;
         let producer = db.client().await;
-        eventually(PATIENCE, "its rows fail", async || {
-            (progress(&client, batch).await.failed > 0).then_some(())
-        })
-        .await;
         let append = format!("BEGIN; SELECT musterd.append_rows({batch}, '[201]'::jsonb)");
         producer.batch_execute(&append).await.unwrap();
+        gate.open();
         for queue in ["default", "other"] {
             for rows in [3, 300] {
                 let beside = submit(&client, "good", rows, &format!("queue => '{queue}'")).await;
@@ -92,9 +96,9 @@ async fn a_spent_budget_of_a_batch_that_a_producer_has_locked_holds_up_no_other(
         }
         client.query("SELECT musterd.abort($1)", &[&batch]).await.unwrap();
         end_of(&client, batch).await;
+        assert!(worker.stop().await.is_clean());
     }
     assert_accounts_balance(&client).await;
-    assert!(worker.stop().await.is_clean());
 }
 
 /// The same for the end itself: batches that have nothing left to run, and producers that have them locked.

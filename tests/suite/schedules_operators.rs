@@ -109,8 +109,8 @@ async fn rows_appended_beside_a_redrive_run_in_its_generation_or_are_refused() {
         }
         assert_eq!(schedule.resumes("producer").await.rows(), ["5"]);
         let (again, fresh) = (take(&worker, 1).await.remove(0), carve(&worker, 1, 5).await.remove(0));
-        assert_eq!((lines(&[again.clone()]), again.generation), (vec![(1, 1)], 2));
-        assert_eq!((lines(&[fresh.clone()]), fresh.generation), (vec![(4, 5)], 2));
+        assert_eq!((lines(std::slice::from_ref(&again)), again.generation), (vec![(1, 1)], 2));
+        assert_eq!((lines(std::slice::from_ref(&fresh)), fresh.generation), (vec![(4, 5)], 2));
         assert_eq!(write(&worker, success(&fresh, 4..=5, Some(Close::default()))).await, written(2));
         assert_eq!(look(&worker, batch).await, None, "a block is in hand");
         // It fails once more: the failure before does not stand in its way, and does not count.

@@ -55,7 +55,7 @@ async fn a_batch_shows_every_step_of_its_way() {
     );
     let fresh = carve(&worker, 1, 3).await.remove(0);
     let again = take(&worker, 1).await.remove(0);
-    assert_eq!((lines(&[again.clone()]), again.attempt), (vec![(3, 3)], 2));
+    assert_eq!((lines(std::slice::from_ref(&again)), again.attempt), (vec![(3, 3)], 2));
     assert_eq!(write(&worker, failure(&again, [3], Some(Close::default()))).await, written(1));
     assert_eq!(complete(&client, id, ", 1, 6, 2, 1").await, "open", "a block is held");
     assert_eq!(write(&worker, success(&fresh, 4..=6, Some(Close::default()))).await, written(3));

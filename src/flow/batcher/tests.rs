@@ -139,7 +139,7 @@ async fn an_update_heavier_than_the_channel_goes_through_alone() {
     let book = Book::default();
     let (sender, batcher) = channel(&config(2, 4), book.clone(), BatcherMetrics::default());
     let feed = async {
-        let heavy = Weight { updates: 1_000, bytes: 1 << 30, waited_for: false };
+        let heavy = Weight { updates: 1_000, room: 1_000, bytes: 1 << 30, waited_for: false };
         sender.send(7, heavy).await.unwrap();
         drop(sender);
     };

@@ -30,13 +30,13 @@ impl Aside {
     }
 
     /// Takes a write whose block is aside already; gives back any other.
-    pub(super) fn join(&self, write: BlockWrite, note: Note) -> Result<(), (BlockWrite, Note)> {
+    pub(super) fn join(&self, write: BlockWrite, note: Note) -> Option<(BlockWrite, Note)> {
         match lock(&self.queues).get_mut(&write.block.token) {
             Some(queue) => {
                 queue.push_back((write, note));
-                Ok(())
+                None
             }
-            None => Err((write, note)),
+            None => Some((write, note)),
         }
     }
 
