@@ -74,7 +74,7 @@ struct Options {
     /// One JSON object instead of tables.
     #[arg(long)]
     json: bool,
-    /// The same JSON object into a file.
+    /// The same JSON object into a file, after each round: what was measured survives an interruption.
     #[arg(long, value_name = "FILE")]
     json_file: Option<PathBuf>,
     /// `cargo bench` says so to every benchmark.
@@ -122,11 +122,11 @@ async fn run(options: &Options) -> Result<Report> {
         }
         round.load_average = load_average()?;
         report.rounds.push(round);
+        if let Some(file) = &options.json_file {
+            std::fs::write(file, format!("{}\n", report.json()))?;
+        }
     }
     ground.stop().await?;
-    if let Some(file) = &options.json_file {
-        std::fs::write(file, format!("{}\n", report.json()))?;
-    }
     Ok(report)
 }
 
