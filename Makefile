@@ -103,8 +103,8 @@ build: ## Build the debug binary
 release: setup ## Build the release binary, target/release/musterd
 	@$(CARGO) build --locked --release --bin musterd
 
-# The daemon it measures is the release binary: cargo builds it first. BENCH="--rows 100000 --json" for options.
-bench: setup ## Measure the walk of a row beside the bare SQL of it and beside a queue table
+# The daemon it measures is the release binary: cargo builds it first. BENCH="--help" shows the options.
+bench: setup ## Measure the walk of a row, submits, small batches, failures and latencies (BENCH="--only batches,failing")
 	@$(CARGO) bench --locked --quiet --bench throughput -- $(BENCH)
 
 bench-batcher: setup ## Measure fifty writers on one parent row, with and without the update batcher

@@ -32,16 +32,26 @@ pub(crate) struct Database {
 pub(crate) struct Wal(i64);
 
 impl Ground {
+    /// A server whose databases have the schema of this library.
     pub(crate) async fn prepare() -> Result<Self> {
+        Self::prepare_by(async |url| {
+            let mut client = connect(url).await?;
+            migrate::migrate(&mut client).await?;
+            client.close().await;
+            Ok(())
+        })
+        .await
+    }
+
+    /// A server whose databases have the schema that `migrate` makes at the URL it is given.
+    pub(crate) async fn prepare_by(migrate: impl AsyncFnOnce(&str) -> Result<()>) -> Result<Self> {
         // Every TLS connection of a process needs a provider; a second call finds the first one's.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let start = || EmbeddedPostgres::start(Options::ephemeral(embedded::ephemeral_dir()));
         let server = tokio::task::spawn_blocking(start).await??;
         let ground = Self { server, databases: AtomicU32::new(0) };
         ground.admin(&format!("CREATE DATABASE {TEMPLATE}")).await?;
-        let mut client = connect(&ground.url_of(TEMPLATE)).await?;
-        migrate::migrate(&mut client).await?;
-        client.close().await;
+        migrate(&ground.url_of(TEMPLATE)).await?;
         Ok(ground)
     }
 
@@ -55,7 +65,7 @@ impl Ground {
         self.admin(&format!("DROP DATABASE {} WITH (FORCE)", database.name)).await
     }
 
-    /// What was loaded is on disk: nobody's measurement pays for writing another's pages.
+    /// Writes what was loaded to disk, so that no measurement pays for the pages of another.
     pub(crate) async fn settle(&self) -> Result<()> {
         self.admin("CHECKPOINT").await
     }
@@ -72,22 +82,31 @@ impl Ground {
     /// Transactions and deadlocks of a database, counted when the last of its sessions is gone: before that they
     /// keep some of their counts to themselves.
     pub(crate) async fn transactions(&self, database: &Database) -> Result<Transactions> {
+        self.sessions_ended(database).await?;
         let client = connect(self.server.url()).await?;
-        let busy =
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND backend_type = 'client backend'";
-        for _ in 0..500 {
-            if client.query_one(busy, &[&database.name]).await?.get::<_, i64>(0) == 0 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
         let sql = "SELECT xact_commit, xact_rollback, deadlocks FROM pg_stat_database WHERE datname = $1";
         let row = client.query_one(sql, &[&database.name]).await?;
         client.close().await;
         Ok(Transactions { committed: row.get(0), rolled_back: row.get(1), deadlocks: row.get(2) })
     }
 
-    /// Processor time of all sessions that have ended, in seconds: it does not depend on who else uses the machine.
+    /// Waits until the processes of all sessions of a database are gone. A session leaves the server's own list earlier than
+    /// the kernel's, and its processor time counts only then.
+    async fn sessions_ended(&self, database: &Database) -> Result<()> {
+        // "postgres: USER DATABASE HOST …"; a process that is ending has an empty command line for a moment.
+        let name = format!(" {} ", database.name);
+        let is_session =
+            |line: &str| line.is_empty() || (line.contains(&name) && !line.contains(" autovacuum worker "));
+        for _ in 0..1000 {
+            if !child_command_lines(self.server.pid())?.iter().any(|line| is_session(line)) {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        anyhow::bail!("the sessions of {} did not end", database.name)
+    }
+
+    /// Processor time of all sessions that have ended, in seconds; other load on the machine changes it little.
     pub(crate) fn processor_time(&self) -> Result<f64> {
         let [user, system, ended_user, ended_system] = processor_times(self.server.pid())?;
         Ok(user + system + ended_user + ended_system)
@@ -131,9 +150,20 @@ pub(crate) struct Transactions {
     pub(crate) deadlocks: i64,
 }
 
+fn child_command_lines(pid: u32) -> Result<Vec<String>> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    // A child that is gone by now is none.
+    let line = |child: &str| std::fs::read(format!("/proc/{child}/cmdline")).ok();
+    Ok(children
+        .split_whitespace()
+        .filter_map(line)
+        .map(|line| String::from_utf8_lossy(&line).into_owned())
+        .collect())
+}
+
 /// Processor time of a process and of its children that have ended, user and system, in seconds.
 pub(crate) fn processor_times(pid: u32) -> Result<[f64; 4]> {
-    // Linux counts in hundredths for everybody outside, whatever it counts in inside.
+    // Linux reports hundredths of a second here, whatever it counts in itself.
     const TICKS: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The second field is a name in parentheses and may contain anything; the fourteenth is the first we want.
@@ -157,7 +187,7 @@ pub(crate) async fn bounded<T>(limit: Duration, work: impl Future<Output = Resul
     }
 }
 
-#[expect(clippy::print_stderr, reason = "progress for whoever waits; the result goes to stdout")]
+#[expect(clippy::print_stderr, reason = "progress for the person who waits; the result goes to stdout")]
 pub(crate) fn say(text: &str) {
     eprintln!("bench: {text}");
 }

@@ -1,62 +1,95 @@
-//! `make bench`: how fast the walk of a row is, beside the bare SQL it consists of and beside the usual queue table.
+//! `make bench`: how fast the walk of a row is, beside the bare SQL it consists of and beside the usual queue table, and what
+//! it costs in WAL, disk and memory.
 //!
 //! Everything runs in one process tree on one private PostgreSQL, in turns, so that a busy machine slows all of them
-//! alike: read the ratios first.
+//! alike: read the ratios first. Except for the bare SQL, every part uses Muster from outside.
 
 #[path = "ground.rs"]
 mod ground;
 
 mod throughput {
+    pub(crate) mod batches;
+    pub(crate) mod binary;
     pub(crate) mod classic;
+    pub(crate) mod failing;
+    pub(crate) mod figures;
+    pub(crate) mod files;
     pub(crate) mod latency;
     pub(crate) mod ledger;
     pub(crate) mod load;
+    pub(crate) mod part;
     pub(crate) mod report;
+    pub(crate) mod run;
     pub(crate) mod scrape;
+    pub(crate) mod server;
+    pub(crate) mod single;
+    pub(crate) mod submit;
+    pub(crate) mod walk;
     pub(crate) mod worker;
 }
 
-use anyhow::Result;
-use clap::Parser;
+use anyhow::{Result, ensure};
+use clap::{Parser, ValueEnum};
 use ground::{Ground, bounded, say};
-use std::{process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 use throughput::{
-    classic, latency, ledger,
-    report::{Report, Round},
-    worker,
+    batches,
+    binary::Binary,
+    classic, failing, latency, ledger,
+    part::Part,
+    report::{Report, Round, Sizes},
+    single, submit, walk,
 };
 
 #[derive(Debug, Parser)]
 #[command(name = "bench", about = "Muster beside the bare SQL of its path and beside a queue table")]
 struct Options {
-    /// Rows of each measurement.
+    /// Only these parts, separated by commas; all of them when left out.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    only: Vec<Part>,
+    /// Rows of the large batch, of its comparisons and of the submitted files.
     #[arg(long, default_value_t = 1_000_000)]
     rows: i32,
+    /// Small batches.
+    #[arg(long, default_value_t = 10_000)]
+    batches: i32,
+    /// Rows of the batch in which every row fails.
+    #[arg(long, default_value_t = 200_000)]
+    failing_rows: i32,
+    /// Rows that are flushed one by one.
+    #[arg(long, default_value_t = 5_000)]
+    single_rows: i32,
     /// How often everything is measured; the figures are medians.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
-    /// Samples of each latency.
+    /// Samples of each latency and round.
     #[arg(long, default_value_t = 100)]
     samples: usize,
     /// A setting of the daemon over the shipped ones, to see what it changes: `batcher.capacity=1000`.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Measure this binary of Muster, of any version, on the schema it migrates to. Leaves the bare SQL out.
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
     /// One JSON object instead of tables.
     #[arg(long)]
     json: bool,
+    /// The same JSON object into a file, after each round: what was measured survives an interruption.
+    #[arg(long, value_name = "FILE")]
+    json_file: Option<PathBuf>,
     /// `cargo bench` says so to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// Longer than this and something is wrong; nobody should have to notice it by hand.
+/// A benchmark that takes longer than this has gone wrong and ends by itself.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 
 #[tokio::main]
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "the result, for a person or a program")]
 async fn main() -> ExitCode {
     let options = Options::parse();
-    match bounded(LIMIT, run(&options)).await {
+    match bounded(LIMIT, Box::pin(run(&options))).await {
         Ok(report) if options.json => println!("{}", report.json()),
         Ok(report) => println!("{}", report.text()),
         Err(error) => {
@@ -68,23 +101,81 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: &Options) -> Result<Report> {
-    anyhow::ensure!(options.rows > 0 && options.repeats > 0 && options.samples > 0, "nothing to measure");
-    let ground = Ground::prepare().await?;
-    let mut rounds = Vec::new();
+    let sizes = options.sizes()?;
+    let parts = options.parts()?;
+    let musterd = Binary::new(options.binary.clone(), options.set.clone());
+    let ground = match options.binary {
+        Some(_) => Ground::prepare_by(async |url| musterd.migrate(url).await).await?,
+        None => Ground::prepare().await?,
+    };
+    let mut report = Report {
+        sizes,
+        postgres: ground.version().await?,
+        load_average: load_average()?,
+        rounds: Vec::new(),
+    };
     for repeat in 1..=options.repeats {
-        say(&format!("round {repeat} of {}: the bare SQL of the path", options.repeats));
-        let ledger = ledger::measure(&ground, options.rows).await?;
-        say(&format!("round {repeat} of {}: a queue table", options.repeats));
-        let classic = classic::measure(&ground, options.rows).await?;
-        say(&format!("round {repeat} of {}: musterd", options.repeats));
-        let musterd = worker::measure(&ground, options.rows, &options.set).await?;
-        let round = Round { ledger, classic, musterd };
-        say(&round.line());
-        rounds.push(round);
+        let mut round = Round::default();
+        for part in &parts {
+            say(&format!("round {repeat} of {}: {}", options.repeats, part.name()));
+            measure(*part, &ground, &musterd, options, &mut round).await?;
+        }
+        round.load_average = load_average()?;
+        report.rounds.push(round);
+        if let Some(file) = &options.json_file {
+            std::fs::write(file, format!("{}\n", report.json()))?;
+        }
     }
-    say("latencies of an idle worker");
-    let latencies = latency::measure(&ground, options.samples, &options.set).await?;
-    let report = Report { rows: options.rows, postgres: ground.version().await?, rounds, latencies };
     ground.stop().await?;
     Ok(report)
+}
+
+async fn measure(
+    part: Part,
+    ground: &Ground,
+    musterd: &Binary,
+    options: &Options,
+    round: &mut Round,
+) -> Result<()> {
+    let rows = options.rows;
+    match part {
+        Part::Sql => round.bare_sql = Some(ledger::measure(ground, rows).await?),
+        Part::QueueTable => round.queue_table = Some(classic::measure(ground, rows).await?),
+        Part::Musterd => round.musterd = Some(walk::measure(ground, musterd, rows).await?),
+        Part::Submit => round.submit = Some(submit::measure(ground, musterd, rows).await?),
+        Part::Batches => round.batches = Some(batches::measure(ground, musterd, options.batches).await?),
+        Part::Failing => round.failing = Some(failing::measure(ground, musterd, options.failing_rows).await?),
+        Part::Single => round.single = Some(single::measure(ground, musterd, options.single_rows).await?),
+        Part::Latency => round.latency = Some(latency::measure(ground, musterd, options.samples).await?),
+    }
+    Ok(())
+}
+
+impl Options {
+    fn sizes(&self) -> Result<Sizes> {
+        let Self { rows, batches, failing_rows, single_rows, .. } = *self;
+        let smallest = [rows, batches, failing_rows, single_rows].into_iter().min().unwrap_or(0);
+        ensure!(smallest > 0 && self.repeats > 0 && self.samples > 0, "nothing to measure");
+        Ok(Sizes { rows, batches, failing_rows, single_rows })
+    }
+
+    /// In the order in which they are measured.
+    fn parts(&self) -> Result<Vec<Part>> {
+        let asked = |part: &Part| self.only.is_empty() || self.only.contains(part);
+        let mut parts: Vec<Part> = Part::value_variants().iter().copied().filter(asked).collect();
+        if self.binary.is_some() {
+            ensure!(
+                !self.only.contains(&Part::Sql),
+                "the bare SQL is that of this version: leave out --binary or `sql`"
+            );
+            parts.retain(|part| *part != Part::Sql);
+        }
+        Ok(parts)
+    }
+}
+
+/// Processes that ran or wanted to run, averaged over the last minute.
+fn load_average() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/loadavg")?;
+    Ok(text.split(' ').next().unwrap_or("").parse()?)
 }

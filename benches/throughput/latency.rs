@@ -1,10 +1,11 @@
-//! How long somebody waits who submits little to an idle worker.
+//! How long a user waits who submits little to an idle worker.
 
-use super::worker::Worker;
+use super::{binary::Binary, worker::Worker};
 use crate::ground::{Database, Ground, connect};
 use anyhow::{Context, Result};
 use futures::{StreamExt, stream};
 use musterd::store::connect::Target;
+use serde::Serialize;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio_postgres::{AsyncMessage, Client};
@@ -13,18 +14,37 @@ use tokio_postgres::{AsyncMessage, Client};
 const SMALL: i32 = 200;
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// In seconds, sorted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Latencies {
     /// From before a submit of one row to the notification of its end.
-    pub(crate) lone_row: Vec<f64>,
+    pub(crate) lone_row_seconds: Wait,
     /// From the last row's flush to the notification of the batch's end.
-    pub(crate) last_row_to_done: Vec<f64>,
+    pub(crate) last_row_to_done_seconds: Wait,
 }
 
-pub(crate) async fn measure(ground: &Ground, samples: usize, settings: &[String]) -> Result<Latencies> {
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Wait {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) samples: usize,
+}
+
+impl Wait {
+    fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        Self { p50: at(&samples, 0.5), p99: at(&samples, 0.99), samples: samples.len() }
+    }
+}
+
+/// A quantile of what was really seen, nearest rank.
+fn at(sorted: &[f64], quantile: f64) -> f64 {
+    let rank = (sorted.len() as f64 * quantile).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+pub(crate) async fn measure(ground: &Ground, musterd: &Binary, samples: usize) -> Result<Latencies> {
     let database = ground.database().await?;
-    let worker = Worker::start(&database, settings).await?;
+    let worker = Worker::start(musterd, &database, &[]).await?;
     let latencies = sample(&database, samples).await;
     worker.stop().await?;
     ground.drop_database(database).await?;
@@ -50,9 +70,10 @@ async fn sample(database: &Database, samples: usize) -> Result<Latencies> {
         last_row_to_done.push(done - client.query_one(sql, &[&id]).await?.get::<_, f64>(0));
     }
     client.close().await;
-    lone_row.sort_by(f64::total_cmp);
-    last_row_to_done.sort_by(f64::total_cmp);
-    Ok(Latencies { lone_row, last_row_to_done })
+    Ok(Latencies {
+        lone_row_seconds: Wait::of(lone_row),
+        last_row_to_done_seconds: Wait::of(last_row_to_done),
+    })
 }
 
 async fn submit(client: &Client, rows: i32) -> Result<i64> {
@@ -71,10 +92,10 @@ async fn listen(database: &Database) -> Result<(Ends, (Client, tokio::task::Join
         let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
         while let Some(Ok(message)) = messages.next().await {
             if let AsyncMessage::Notification(note) = message
-                && let Ok(told) = serde_json::from_str::<serde_json::Value>(note.payload())
-                && let Some(id) = told["id"].as_i64()
+                && let Ok(end) = serde_json::from_str::<serde_json::Value>(note.payload())
+                && let Some(id) = end["id"].as_i64()
             {
-                // Nobody listens any more at the end.
+                // The receiver is gone once all samples are taken.
                 let _ = sender.send((id, SystemTime::now()));
             }
         }

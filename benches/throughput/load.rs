@@ -2,19 +2,20 @@
 
 use crate::ground::{Database, Ground, Transactions, Wal, connect};
 use anyhow::{Result, ensure};
+use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// Lines of a block, everywhere: what the shipped configuration has.
 pub(crate) const BLOCK: i32 = 500;
 
 /// One way of working through the rows, measured once.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Measured {
     pub(crate) rows_per_second: f64,
     pub(crate) wal_bytes_per_row: f64,
-    pub(crate) transactions_per_1000: f64,
+    pub(crate) transactions_per_1000_rows: f64,
     /// Processor time of PostgreSQL's sessions, in microseconds.
-    pub(crate) server_time_per_row: f64,
+    pub(crate) server_cpu_us_per_row: f64,
 }
 
 /// Before the clock starts.
@@ -49,8 +50,8 @@ impl Start {
         Ok(Measured {
             rows_per_second: rows / took.as_secs_f64(),
             wal_bytes_per_row: wal.bytes_since(self.wal) / rows,
-            transactions_per_1000: transactions as f64 * 1000.0 / rows,
-            server_time_per_row: (ground.processor_time()? - self.processor_time) * 1e6 / rows,
+            transactions_per_1000_rows: transactions as f64 * 1000.0 / rows,
+            server_cpu_us_per_row: (ground.processor_time()? - self.processor_time) * 1e6 / rows,
         })
     }
 
@@ -72,7 +73,7 @@ pub(crate) async fn load_batch(database: &Database, rows: i32) -> Result<i64> {
     Ok(id)
 }
 
-/// Everybody did all of it, or the figures mean nothing.
+/// The figures count only if every row has its result.
 pub(crate) async fn check_results(database: &Database, rows: i32) -> Result<()> {
     let client = connect(&database.url).await?;
     let sql = "SELECT (SELECT count(*) FROM musterd.results WHERE state = 'succeeded'),

@@ -1,4 +1,4 @@
-//! Reads what a worker says of itself: its metrics over HTTP, its memory from the kernel.
+//! Reads what a worker reports about itself: its metrics over HTTP, its memory from the kernel.
 
 use anyhow::{Context, Result};
 use tokio::{

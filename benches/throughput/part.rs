@@ -1,0 +1,38 @@
+//! The parts of the benchmark; `--only` chooses among them.
+
+use clap::ValueEnum;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// The bare SQL of the path.
+    Sql,
+    /// The usual queue table.
+    QueueTable,
+    /// One large batch: speed, WAL, disk and memory.
+    Musterd,
+    /// `musterd submit FILE` beside a raw COPY.
+    Submit,
+    /// Many small batches.
+    Batches,
+    /// A batch in which every row fails.
+    Failing,
+    /// Flushes of single rows.
+    Single,
+    /// The waits for small batches of an idle worker.
+    Latency,
+}
+
+impl Part {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Sql => "the bare SQL of the path",
+            Self::QueueTable => "a queue table",
+            Self::Musterd => "musterd, one large batch",
+            Self::Submit => "raw COPY, musterd submit of NDJSON and of CSV",
+            Self::Batches => "many small batches",
+            Self::Failing => "a batch in which every row fails",
+            Self::Single => "flushes of single rows",
+            Self::Latency => "latencies of an idle worker",
+        }
+    }
+}
