@@ -10,12 +10,13 @@ use axum::{Router, routing::post};
 use musterd::{
     config::{Given, load},
     embedded::{EmbeddedPostgres, Options, Tether},
-    handler::{BlockCall, Entry, Outcome, Registry, Told, run_block},
+    handler::{BlockCall, Entry, Outcome, Registry, Report, run_block},
     json::Json,
     store::{
-        blocks::{BlockRef, InputRow},
+        blocks::{BlockRef, Parts},
         connect::Target,
         migrate,
+        pages::InputRow,
     },
 };
 use rustix::process::Signal;
@@ -130,14 +131,11 @@ async fn alone_with(config: &Path, count: i64) -> f64 {
     let config = load(&given).unwrap().config;
     let entry = Registry::from_config(&config).unwrap().get("greet").unwrap().clone();
     let lines: Vec<i32> = (1..=i32::try_from(count).unwrap()).collect();
-    let input = |line: &i32| InputRow {
-        line: *line,
-        input: Json::of(
-            &json!({ "name": format!("name {line}"), "customer": format!("c{line}"), "spent": line }),
-        )
-        .unwrap(),
+    let input = |line: &i32| {
+        let row = json!({ "name": format!("name {line}"), "customer": format!("c{line}"), "spent": line });
+        (*line, row.to_string())
     };
-    let mut blocks: Vec<Vec<InputRow>> =
+    let mut blocks: Vec<Vec<(i32, String)>> =
         lines.chunks(500).map(|block| block.iter().map(input).collect()).collect();
     assert_eq!(through(&entry, blocks.pop().unwrap()).await, 500);
     let blocks = Arc::new(Mutex::new(blocks));
@@ -159,16 +157,26 @@ async fn alone_with(config: &Path, count: i64) -> f64 {
 }
 
 /// Rows of the block that succeeded.
-async fn through(entry: &Entry, rows: Vec<InputRow>) -> usize {
-    let context = Json::from_text("{}");
+async fn through(entry: &Entry, rows: Vec<(i32, String)>) -> usize {
+    let rows: Vec<InputRow<'_>> = rows.iter().map(|(line, input)| InputRow { line: *line, input }).collect();
+    let (context, parts) = (Json::from_text("{}"), Parts::default());
     let block = BlockRef { id: 1, token: uuid::Uuid::new_v4(), batch: 1 };
     let timeout = Duration::from_secs(300);
-    let call =
-        BlockCall { command: "greet", context: &context, block, attempt: 1, timeout, traceparent: None };
+    let call = BlockCall {
+        command: "greet",
+        context: &context,
+        block,
+        uid: uuid::Uuid::nil(),
+        parts: &parts,
+        attempt: 1,
+        timeout,
+        traceparent: None,
+    };
     let mut running = run_block(&*entry.handler, call, &rows);
     let mut succeeded = 0;
-    while let Some(told) = running.next().await {
-        succeeded += usize::from(matches!(told, Told::Row(_, Outcome::Succeeded(_))));
+    while let Some(reports) = running.next().await {
+        let is_success = |report: &&Report| matches!(report, Report::Row(_, Outcome::Succeeded(_)));
+        succeeded += reports.iter().filter(is_success).count();
     }
     succeeded
 }

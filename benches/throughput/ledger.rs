@@ -3,17 +3,16 @@
 use super::load::{self, BLOCK, Measured, Start};
 use crate::ground::{Ground, connect};
 use anyhow::Result;
+use musterd::lines::Lines;
 use tokio::task::JoinSet;
-use tokio_postgres::{
-    Client, Row, Statement,
-    types::{Json, ToSql},
-};
+use tokio_postgres::{Client, Row, Statement, types::ToSql};
 use uuid::Uuid;
 
 const CARVE: &str = include_str!("../../src/store/sql/carve.sql");
 const READ: &str = include_str!("../../src/store/sql/read.sql");
 const LOCK: &str = include_str!("../../src/store/sql/lock.sql");
-const RESULTS: &str = include_str!("../../src/store/sql/results.sql");
+const OUTCOMES: &str = include_str!("../../src/store/sql/outcomes.sql");
+const FREE_REST: &str = include_str!("../../src/store/sql/free_rest.sql");
 const CLOSE: &str = include_str!("../../src/store/sql/close.sql");
 
 /// As many as the machine class has cores.
@@ -45,7 +44,8 @@ struct Statements {
     waiting: Statement,
     read: Statement,
     lock: Statement,
-    results: Statement,
+    outcomes: Statement,
+    free_rest: Statement,
     close: Statement,
 }
 
@@ -58,21 +58,27 @@ async fn prepare(client: &Client) -> Result<Statements> {
         waiting: client.prepare(&carve("")).await?,
         read: client.prepare(READ).await?,
         lock: client.prepare(LOCK).await?,
-        results: client.prepare(RESULTS).await?,
+        outcomes: client.prepare(OUTCOMES).await?,
+        free_rest: client.prepare(FREE_REST).await?,
         close: client.prepare(CLOSE).await?,
     })
 }
 
+/// What the daemon's sessions are pinned to.
+const SETTINGS: &str = "SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off";
+
 /// Block after block until there is none.
 async fn work(client: impl std::ops::Deref<Target = Client>, worker: String) -> Result<()> {
+    client.batch_execute(SETTINGS).await?;
     let statements = prepare(&client).await?;
     while let Some(block) = carve(&client, &statements, &worker).await? {
         let (id, token, batch): (i64, Uuid, i64) =
             (block.get("id"), block.get("token"), block.get("batch_id"));
-        let (first, last): (i32, i32) = (block.get("first_line"), block.get("last_line"));
-        let read = client.query(&statements.read, &[&batch, &first, &last, &i64::from(BLOCK)]).await?;
-        let lines: Vec<i32> = read.iter().map(|row| row.get(0)).collect();
-        flush(&client, &statements, id, token, &lines).await?;
+        let lines: Lines = block.get("lines");
+        let (first, last) = (lines.first().unwrap_or_default(), lines.last().unwrap_or_default());
+        let chunks = client.query(&statements.read, &[&batch, &first, &last, &8_i64]).await?;
+        anyhow::ensure!(!chunks.is_empty(), "lines {lines} are not there");
+        flush(&client, &statements, id, token, lines).await?;
     }
     Ok(())
 }
@@ -100,29 +106,28 @@ async fn carve(client: &Client, statements: &Statements, worker: &str) -> Result
 }
 
 /// The transaction of the batcher, sent in one go as the batcher does.
-async fn flush(client: &Client, statements: &Statements, id: i64, token: Uuid, lines: &[i32]) -> Result<()> {
-    let count = lines.len();
-    let (ids, tokens, waits) = (vec![id], vec![token], vec![0.0_f64]);
-    let (ones, ok) = (vec![1_i32; count], vec![true; count]);
-    let (no_json, no_text) = (vec![None::<Json<()>>; count], vec![None::<&str>; count]);
-    let (no_slots, no_retries): (Vec<i32>, Vec<bool>) = (Vec::new(), Vec::new());
-    let results: [&(dyn ToSql + Sync); 9] =
-        [&ids, &tokens, &ones, &lines, &ones, &ok, &no_json, &no_text, &no_json];
+async fn flush(client: &Client, statements: &Statements, id: i64, token: Uuid, lines: Lines) -> Result<()> {
+    let (ids, tokens, one, zero) = (vec![id], vec![token], vec![1_i32], vec![0_i32]);
+    let (succeeded, done, none) = (vec![lines.len() as i32], vec![lines], vec![Lines::new()]);
+    let (no_text, no_wait) = (vec![None::<&str>], vec![0.0_f64]);
     let held: [&(dyn ToSql + Sync); 2] = [&ids, &tokens];
-    let no_error = vec![None::<&str>];
-    let ended: [&(dyn ToSql + Sync); 7] =
-        [&ids, &tokens, &waits, &no_slots, &no_retries, &no_slots, &no_error];
-    let (begun, locked, stored, closed, committed) = tokio::join!(
+    let outcomes: [&(dyn ToSql + Sync); 10] =
+        [&ids, &tokens, &done, &one, &one, &done, &succeeded, &zero, &no_text, &no_text];
+    let rest: [&(dyn ToSql + Sync); 7] = [&ids, &tokens, &done, &none, &no_wait, &no_wait, &no_text];
+    let ended: [&(dyn ToSql + Sync); 4] = [&ids, &tokens, &done, &one];
+    let (begun, locked, stored, freed, closed, committed) = tokio::join!(
         biased;
-        client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
+        client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'"),
         client.query(&statements.lock, &held),
-        client.query(&statements.results, &results),
-        client.execute(&statements.close, &ended),
+        client.execute(&statements.outcomes, &outcomes),
+        client.execute(&statements.free_rest, &rest),
+        client.query(&statements.close, &ended),
         client.batch_execute("COMMIT"),
     );
     begun?;
     locked?;
     stored?;
+    freed?;
     closed?;
     committed?;
     Ok(())

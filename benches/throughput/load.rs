@@ -64,8 +64,10 @@ impl Start {
 pub(crate) async fn load_batch(database: &Database, rows: i32) -> Result<i64> {
     let client = connect(&database.url).await?;
     let id: i64 = client.query_one("SELECT musterd.reserve_batch_id()", &[]).await?.get(0);
-    let insert = "INSERT INTO musterd.rows (batch_id, line, input)
-                  SELECT $1, n, jsonb_build_object('n', n) FROM generate_series(1, $2::int) n";
+    // As a submit cuts them: 500 lines a chunk.
+    let insert = "INSERT INTO musterd.chunks (batch_id, first_line, last_line, inputs)
+                  SELECT $1, min(n), max(n), string_agg(format('{\"n\": %s}', n), E'\\n' ORDER BY n)
+                    FROM generate_series(1, $2::int) n GROUP BY (n - 1) / 500";
     client.execute(insert, &[&id, &rows]).await?;
     let open = "SELECT musterd.open_batch(p_id => $1, p_command => 'noop', p_rows => $2, p_hold => true)";
     client.query_one(open, &[&id, &rows]).await?;
@@ -77,7 +79,7 @@ pub(crate) async fn load_batch(database: &Database, rows: i32) -> Result<i64> {
 pub(crate) async fn check_results(database: &Database, rows: i32) -> Result<()> {
     let client = connect(&database.url).await?;
     let sql = "SELECT (SELECT count(*) FROM musterd.results WHERE state = 'succeeded'),
-                      (SELECT sum(succeeded) FROM musterd.tallies), (SELECT count(*) FROM musterd.blocks)";
+                      (SELECT sum(succeeded) FROM musterd.outcomes), (SELECT count(*) FROM musterd.blocks)";
     let row = client.query_one(sql, &[]).await?;
     client.close().await;
     let (results, tallied, blocks): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));

@@ -109,7 +109,10 @@ fn named(lines: &Lines) -> String {
 fn ending(id: i64, facts: &BatchFacts, uploading: bool) -> Reason {
     let since = ago(facts.quiet);
     if uploading {
-        let sentence = format!("every row of batch {id} has ended; a worker is uploading its output files");
+        let sentence = format!(
+            "every row of batch {id} ended {since} ago; a session, as a rule a worker, holds the lock for the upload of its output \
+             files, and it ends when that is done"
+        );
         return Reason::new("uploading", sentence);
     }
     if facts.outputs {
