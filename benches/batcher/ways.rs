@@ -88,7 +88,7 @@ impl Writer for TaskWriter {
     type Update = (i64, &'static str);
 
     fn weight(_: &Self::Update) -> Weight {
-        Weight { updates: 1, bytes: 0, waited_for: false }
+        Weight { updates: 1, room: 1, bytes: 0, waited_for: false }
     }
 
     async fn write(&mut self, mut updates: Vec<Self::Update>) -> u64 {

@@ -125,18 +125,18 @@ impl Flusher {
         Answer::Written
     }
 
-    /// One row is refused. It is to blame only if the database would take a plain failure in its place, and refuses the row
-    /// itself once more: else the trouble is not the row's.
+    /// One row is refused. Its values are to blame only if the database would take the same outcome without them, and refuses
+    /// the row itself once more: else the trouble is not the row's.
     async fn blame(&self, write: &mut BlockWrite, parts: &Parts, error: &Error) -> Answer {
-        let plain = write.outcomes.all_failed(&cannot_be_stored(error));
-        let mut rehearsed = [BlockWrite { part: parts.next(), outcomes: plain.clone(), ..write.clone() }];
-        let takes_plain = match self.pool.get().await {
+        let bare = write.outcomes.without_values();
+        let mut rehearsed = [BlockWrite { part: parts.next(), outcomes: bare, ..write.clone() }];
+        let takes_bare = match self.pool.get().await {
             Ok(client) => flush::write_if_held(&client, &mut rehearsed, Purpose::Rehearse, Patience::Alone)
                 .await
                 .is_ok(),
             Err(_) => false,
         };
-        if !takes_plain {
+        if !takes_bare {
             return Answer::Aside(reason(error));
         }
         match self.outlast(std::slice::from_mut(write), Patience::Alone).await {
@@ -144,7 +144,7 @@ impl Flusher {
             Err(Failed::Busy(error)) => return Answer::Aside(reason(&error)),
             Err(Failed::Row(_)) => {}
         }
-        write.outcomes = plain;
+        write.outcomes = write.outcomes.all_failed(&cannot_be_stored(error));
         write.part = parts.next();
         match self.outlast(std::slice::from_mut(write), Patience::Alone).await {
             Ok(mut answers) => answers.pop().unwrap_or(Answer::Refused),
