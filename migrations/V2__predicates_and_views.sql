@@ -155,6 +155,7 @@ LANGUAGE sql STABLE ROWS 500 SET search_path = pg_catalog, pg_temp SET jit = off
      CROSS JOIN i
       LEFT JOIN o ON o.line = i.line
       LEFT JOIN musterd.failures f ON f.batch_id = p_batch AND f.line = i.line
+                                  AND f.line >= lower(b.page) AND f.line < upper(b.page)
       LEFT JOIN k ON k.line = i.line
      ORDER BY i.line
 $$;

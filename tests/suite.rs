@@ -57,6 +57,7 @@ mod suite {
     mod sql_batches;
     mod sql_corpus;
     mod sql_fuzz;
+    mod sql_grants;
     mod sql_races;
     mod sql_roles;
     mod sql_submit;

@@ -166,7 +166,7 @@ impl Completer {
         let failed = |source| CompleteError::Query { id, source };
         let mut client = self.store.general.get().await?;
         match batches::look(&client, &[id]).await.map_err(failed)?.first() {
-            Some(Look::Closed(closed)) if closed.aborting && matches!(source, OutputsError::Object(_)) => {
+            Some(Look::Closed(closed)) if closed.aborting && source.is_of_store() => {
                 tracing::warn!(
                     batch = id,
                     error = describe(&source),

@@ -199,7 +199,7 @@ async fn every_metric_is_in_the_table_and_every_line_of_it_exists() {
     }
     // Labels are names of the configuration: what submitters write makes no series.
     assert!(!scrape.contains("nobody-serves-it"), "{scrape}");
-    assert!(scrape.contains("musterd_handler_seconds_count{command=\"noop\",call=\"row\"} 1"), "{scrape}");
+    assert!(scrape.contains("musterd_handler_seconds_count{command=\"noop\",call=\"block\"} 1"), "{scrape}");
     assert!(scrape.contains("musterd_handler_seconds_count{command=\"noop\",call=\"task\"} 1"), "{scrape}");
     assert!(scrape.contains("musterd_pickup_seconds_count{queue=\"default\",work=\"tasks\"} 1"), "{scrape}");
 }

@@ -76,7 +76,9 @@ impl UploadLane {
         let rest = backoff::delay(SHORTEST_REST, LONGEST_REST, failures);
         self.waiting.insert(id, Waiting { due: Instant::now() + rest, failures });
         let error_text = describe(error);
-        if self.complaints.insert(error.cause()) {
+        if error.is_busy() {
+            tracing::debug!(batch = id, failures, ?rest, "another worker is uploading the outputs");
+        } else if self.complaints.insert(error.cause()) {
             tracing::error!(
                 batch = id,
                 error = error_text,

@@ -8,20 +8,22 @@ use crate::suite::support::wait::eventually;
 use crate::suite::support::worker::ask;
 
 /// Now, never heard of, the past, and very long: as seconds, and as dates.
-const WAITS: [&str; 10] = [
+const WAITS: [&str; 11] = [
     "0",
     "-1",
     "1e18",
     "soon",
     "Sun, 06 Nov 1994 08:49:37 GMT",
+    // Later than any moment that can be computed with: as good as none.
+    "Fri, 31 Dec 9999 23:59:59 GMT",
     "99999999999999",
     "18446744073709551615",
     "1763380800000",
     "340282366920938463463374607431768211456",
-    "Fri, 31 Dec 9999 23:59:59 GMT",
+    "Thu, 30 Dec 9999 12:00:00 GMT",
 ];
 /// How many of them are over at once.
-const SHORT: usize = 5;
+const SHORT: usize = 6;
 
 /// A handler for each of them, so that a service that wants to be left alone for a while is left alone by its own rows only.
 fn config(server: &Server) -> String {
