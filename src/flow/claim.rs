@@ -283,7 +283,8 @@ impl<W: Claimed> Dispatcher<W> {
             std::future::pending::<()>().await;
         }
         let Desk { idle, .. } = &self.desk;
-        let ahead = self.quick.then_some(&self.ahead);
+        // Not beside work of the other kind, which may have the better priority and would find the fibers taken.
+        let ahead = (self.quick && !self.desk.rival.defers()).then_some(&self.ahead);
         let all_busy =
             || idle.available_permits() == 0 && ahead.is_none_or(|ahead| ahead.available_permits() == 0);
         let first = async {

@@ -41,11 +41,18 @@ async fn found(client: &Client, sql: &str) -> BTreeMap<String, BTreeSet<String>>
 
 /// Asserts that `found` is what was decided, name by name.
 fn agrees(what: &str, found: &BTreeMap<String, BTreeSet<String>>, decided: &[(&str, &str)]) {
-    let decided: BTreeMap<&str, &str> =
-        decided.iter().flat_map(|(names, rights)| names.split_whitespace().map(move |name| (name, *rights))).collect();
+    let decided: BTreeMap<&str, &str> = decided
+        .iter()
+        .flat_map(|(names, rights)| names.split_whitespace().map(move |name| (name, *rights)))
+        .collect();
     for (name, rights) in found {
-        let expected = decided.get(name.as_str()).unwrap_or_else(|| panic!("decide who may use the {what} {name}"));
-        assert_eq!(rights, &BTreeSet::from([(*expected).to_owned()]), "{what} {name}: every form has the same rights");
+        let expected =
+            decided.get(name.as_str()).unwrap_or_else(|| panic!("decide who may use the {what} {name}"));
+        assert_eq!(
+            rights,
+            &BTreeSet::from([(*expected).to_owned()]),
+            "{what} {name}: every form has the same rights"
+        );
     }
     let gone: Vec<_> = decided.keys().filter(|name| !found.contains_key(**name)).collect();
     assert!(gone.is_empty(), "no such {what} any more: {gone:?}");
@@ -55,8 +62,12 @@ fn agrees(what: &str, found: &BTreeMap<String, BTreeSet<String>>, decided: &[(&s
 async fn every_function_has_its_callers() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let may = ROLES.map(|role| format!("has_function_privilege('{role}', p.oid, 'EXECUTE')::int")).join(" || '' || ");
-    let sql = format!("SELECT p.proname::text, {may} FROM pg_proc p WHERE p.pronamespace = 'musterd'::regnamespace");
+    let may = ROLES
+        .map(|role| format!("has_function_privilege('{role}', p.oid, 'EXECUTE')::int"))
+        .join(" || '' || ");
+    let sql = format!(
+        "SELECT p.proname::text, {may} FROM pg_proc p WHERE p.pronamespace = 'musterd'::regnamespace"
+    );
     let decided = [(READERS, "111"), (PRODUCERS, "011"), (WORKERS, "001"), (OWNER, "000")];
     agrees("function", &found(&client, &sql).await, &decided);
     // What anybody may do who has none of the roles: nothing, trigger functions included.

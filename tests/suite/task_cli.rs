@@ -88,7 +88,7 @@ async fn every_option_of_enqueue_reaches_the_task() {
     let missing = config.musterd(&["enqueue", "c", "--after", "4711"]).await;
     assert!(refusal(&missing).contains("no task 4711 to wait for"), "{missing:?}");
     for (wrong, words) in [
-        (["--timeout", "0s"], "timeout is 00:00:00 (It is above nought"),
+        (["--timeout", "0s"], "timeout is 00:00:00 (It is above zero"),
         (["--delay", "100000 years"], "delay is more than a hundred years ahead"),
         (["--run-at", "9999-01-01T00:00:00Z"], "run_at is more than a hundred years ahead"),
     ] {

@@ -68,8 +68,11 @@ pub(crate) fn completer(db: &TestDb, toml: &str) -> Completer {
 pub(crate) async fn over(client: &Client, rows: i32, filler: &str) -> i64 {
     let submit =
         "SELECT musterd.submit_batch('noop', ARRAY(SELECT to_jsonb(n) FROM generate_series(1, $1::int) n))";
+    // One transaction: a worker that is running must not claim the lines in between.
+    client.batch_execute("BEGIN").await.unwrap();
     let id: i64 = client.query_one(submit, &[&rows]).await.unwrap().get(0);
     end_lines(client, id, 1, rows, filler).await;
+    client.batch_execute("COMMIT").await.unwrap();
     id
 }
 
