@@ -208,3 +208,12 @@ SELECT b.id,
 COMMENT ON VIEW musterd.batch_progress IS
     'One line per batch: state and counts. While it runs the counts come from outcomes and blocks, after its end from the '
     'summary. queued is what is left; state is queued as long as no line was ever claimed.';
+
+CREATE VIEW musterd.recorded_lines AS
+    SELECT o.batch_id, (o.first_line - 1) / 10000 AS stripe, l.lines, true AS succeeded
+      FROM musterd.outcomes o CROSS JOIN LATERAL unnest(o.lines) l (lines) WHERE o.first_line > 0
+    UNION ALL
+    SELECT f.batch_id, (f.line - 1) / 10000, int4range(f.line, f.line + 1), false
+      FROM musterd.failures f;
+COMMENT ON VIEW musterd.recorded_lines IS
+    'Which lines of a batch have an outcome, as ranges; none of them crosses a multiple of 10,000 (its stripe). Ask for one batch.';

@@ -319,33 +319,34 @@ COMMENT ON FUNCTION musterd.check_budget(bigint) IS
 
 CREATE FUNCTION musterd.audit(p_batch bigint, OUT succeeded int, OUT failed int, OUT doubled bigint, OUT outside bigint,
                               OUT missing int4multirange, OUT recorded bigint)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_rows int := (SELECT b.rows FROM musterd.batches b WHERE b.id = p_batch);
+    v_rows    int;
+    v_covered bigint;
+    v_inside  bigint;
 BEGIN
+    SELECT b.rows, COALESCE((SELECT sum(o.succeeded + o.failed) FROM musterd.outcomes o WHERE o.batch_id = p_batch), 0)
+      INTO v_rows, recorded FROM musterd.batches b WHERE b.id = p_batch;
     -- By stripes of 10,000 lines: no set grows beyond one, so the cost is linear.
-    WITH r AS MATERIALIZED (
-        SELECT (o.first_line - 1) / 10000 AS stripe, unnest(o.lines) AS lines, true AS ok
-          FROM musterd.outcomes o WHERE o.batch_id = p_batch AND o.first_line > 0
-        UNION ALL
-        SELECT (f.line - 1) / 10000, int4range(f.line, f.line + 1), false
-          FROM musterd.failures f WHERE f.batch_id = p_batch),
-    s AS MATERIALIZED (
-        SELECT r.stripe, range_agg(r.lines) AS lines,
-               COALESCE(sum(upper(r.lines) - lower(r.lines)) FILTER (WHERE r.ok), 0) AS good,
-               COALESCE(sum(upper(r.lines) - lower(r.lines)) FILTER (WHERE NOT r.ok), 0) AS bad
-          FROM r GROUP BY r.stripe),
-    c AS MATERIALIZED (
-        SELECT s.good, s.bad, musterd.count_lines(s.lines) AS covered,
-               musterd.count_lines(s.lines - int4multirange(int4range(1, v_rows + 1))) AS outside
-          FROM s),
-    m AS (
-        SELECT unnest(int4multirange(int4range(g * 10000 + 1, LEAST((g + 1) * 10000, v_rows) + 1)) - COALESCE(s.lines, '{}')) AS lines
-          FROM generate_series(0, (v_rows - 1) / 10000) g LEFT JOIN s ON s.stripe = g)
-    SELECT COALESCE(sum(c.good), 0), COALESCE(sum(c.bad), 0), COALESCE(sum(c.good + c.bad - c.covered), 0),
-           COALESCE(sum(c.outside), 0), (SELECT COALESCE(range_agg(m.lines), '{}') FROM m)
-      INTO succeeded, failed, doubled, outside, missing FROM c;
-    SELECT COALESCE(sum(o.succeeded + o.failed), 0) INTO recorded FROM musterd.outcomes o WHERE o.batch_id = p_batch;
+    WITH s AS MATERIALIZED (
+        SELECT range_agg(r.lines) AS lines, sum(upper(r.lines) - lower(r.lines)) FILTER (WHERE r.succeeded) AS good,
+               sum(upper(r.lines) - lower(r.lines)) FILTER (WHERE NOT r.succeeded) AS bad
+          FROM musterd.recorded_lines r WHERE r.batch_id = p_batch GROUP BY r.stripe)
+    SELECT COALESCE((SELECT sum(s.good) FROM s), 0), COALESCE((SELECT sum(s.bad) FROM s), 0),
+           COALESCE(sum(upper(l.lines) - lower(l.lines)), 0),
+           COALESCE(sum(upper(l.lines * int4range(1, v_rows + 1)) - lower(l.lines * int4range(1, v_rows + 1))), 0)
+      INTO succeeded, failed, v_covered, v_inside FROM s, unnest(s.lines) l (lines);
+    doubled := succeeded + failed - v_covered;
+    outside := v_covered - v_inside;
+    missing := '{}';
+    IF v_inside < v_rows THEN
+        SELECT range_agg(m.lines) INTO missing
+          FROM generate_series(0, (v_rows - 1) / 10000) g
+          LEFT JOIN (SELECT r.stripe, range_agg(r.lines) AS lines FROM musterd.recorded_lines r WHERE r.batch_id = p_batch GROUP BY r.stripe) s
+                 ON s.stripe = g
+         CROSS JOIN LATERAL unnest(int4multirange(int4range(g * 10000 + 1, LEAST((g + 1) * 10000, v_rows) + 1))
+                                   - COALESCE(s.lines, '{}')) m (lines);
+    END IF;
 END $$;
 COMMENT ON FUNCTION musterd.audit(bigint) IS
     'Recounts a batch line by line from its outcomes and failures: how many succeeded and failed, how many lines are recorded '
@@ -504,7 +505,7 @@ COMMENT ON TYPE musterd.scope_end IS
 
 CREATE FUNCTION musterd.complete_scopes(p_ends musterd.scope_end[], p_insist boolean DEFAULT false, p_wait boolean DEFAULT true)
 RETURNS TABLE (scope_id bigint, answer text)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ids     bigint[] := ARRAY (SELECT e.id FROM unnest(p_ends) e ORDER BY e.id);
     v_batches bigint[];

@@ -56,6 +56,7 @@ mod suite {
     mod schedules_parts;
     mod sql_batches;
     mod sql_corpus;
+    mod sql_enqueue;
     mod sql_fuzz;
     mod sql_grants;
     mod sql_races;

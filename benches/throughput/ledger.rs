@@ -76,7 +76,7 @@ async fn work(client: impl std::ops::Deref<Target = Client>, worker: String) -> 
             (block.get("id"), block.get("token"), block.get("batch_id"));
         let lines: Lines = block.get("lines");
         let (first, last) = (lines.first().unwrap_or_default(), lines.last().unwrap_or_default());
-        let chunks = client.query(&statements.read, &[&batch, &first, &last, &8_i64]).await?;
+        let chunks = client.query(&statements.read, &[&batch, &first, &last, &2_097_152_i64]).await?;
         anyhow::ensure!(!chunks.is_empty(), "lines {lines} are not there");
         flush(&client, &statements, id, token, lines).await?;
     }

@@ -75,7 +75,7 @@ pub trait Writer: Send + 'static {
 
 /// Payload bytes that may wait beside the count: 500 updates of 1 MB would be half a gigabyte. A flush takes them all
 /// while as many wait again, and PostgreSQL's protocol wants them twice in one piece: count on seven times this.
-const MAX_BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 8 << 20;
 const KILOBYTE: usize = 1 << 10;
 /// A channel this full is worth a word.
 const NEARLY_FULL: f64 = 0.8;

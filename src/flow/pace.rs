@@ -1,6 +1,6 @@
-//! How fast the work goes, so that blocks and pages have a fitting size.
+//! How fast the work goes, so that blocks have a fitting size.
 
-use crate::store::{blocks::Size, pages::Page};
+use crate::store::blocks::Size;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
@@ -13,17 +13,12 @@ const UNTIMED: f64 = 16.0;
 const WORTH_A_BLOCK: Duration = Duration::from_millis(10);
 /// How much the newest measurement counts.
 const NEWEST: f64 = 0.3;
-/// Chunks of a batch that was not read yet are taken to have this size, twice what most have at most.
-const UNSEEN_CHUNK: f64 = 524_288.0;
-const REMEMBERED: usize = 1_000;
-
 #[derive(Clone, Debug, Default)]
 pub struct Pace(Arc<Mutex<Seen>>);
 
 #[derive(Debug, Default)]
 struct Seen {
     seconds_per_row: HashMap<String, f64>,
-    bytes_per_piece: HashMap<i64, f64>,
 }
 
 impl Pace {
@@ -40,24 +35,6 @@ impl Pace {
                 seen.seconds_per_row.insert(command.to_owned(), measured);
             }
         }
-    }
-
-    /// How large the chunks of a batch are.
-    pub fn saw_page(&self, batch: i64, page: &Page) {
-        if page.pieces() == 0 {
-            return;
-        }
-        let mut seen = self.lock();
-        if seen.bytes_per_piece.len() >= REMEMBERED {
-            seen.bytes_per_piece.clear();
-        }
-        seen.bytes_per_piece.insert(batch, page.bytes() as f64 / page.pieces() as f64);
-    }
-
-    /// Chunks of this batch that should fit in `bytes`, at least one. What is asked for beyond that is sent for nothing.
-    pub fn page_pieces(&self, batch: i64, bytes: usize) -> usize {
-        let piece = self.lock().bytes_per_piece.get(&batch).copied().unwrap_or(UNSEEN_CHUNK);
-        ((bytes as f64 / piece.max(1.0)) as usize).max(1)
     }
 
     /// The lines of a block of `command`: as many as take `target`, at most `largest`.
@@ -106,15 +83,5 @@ mod tests {
         pace.saw_work("c", 100, Duration::from_millis(500));
         pace.saw_work("c", 1, Duration::from_secs(1));
         assert!(pace.size("c", TARGET, 500).most > 1);
-    }
-
-    #[test]
-    fn pages_hold_fewer_chunks_when_chunks_are_large() {
-        let pace = Pace::default();
-        assert_eq!(pace.page_pieces(1, 4 << 20), 8, "of a batch that was not read yet");
-        pace.saw_page(1, &Page::of("x".repeat(2 << 20)));
-        assert_eq!((pace.page_pieces(1, 4 << 20), pace.page_pieces(1, 100)), (2, 1));
-        pace.saw_page(2, &Page::of("x".repeat(5_000)));
-        assert!(pace.page_pieces(2, 4 << 20) > 500);
     }
 }

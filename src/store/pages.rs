@@ -42,15 +42,6 @@ impl Page {
         &self.lines
     }
 
-    pub fn pieces(&self) -> usize {
-        self.pieces.len()
-    }
-
-    /// Bytes of the pieces.
-    pub fn bytes(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.text.len()).sum()
-    }
-
     /// The rows in the order of their lines, as slices of the page.
     pub fn rows(&self) -> Vec<InputRow<'_>> {
         let mut rows = Vec::with_capacity(self.lines.len());
@@ -104,24 +95,17 @@ impl ChunkCache {
     }
 }
 
-/// How much a page may hold.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    pub bytes: usize,
-    /// Chunks, or single rows where lines are scattered, that should fit into these bytes.
-    pub pieces: usize,
-}
-
 /// Lines are scattered when whole chunks would bring more than this many rows for each that is wanted.
 const SCATTERED: usize = 4;
 
-/// Reads some of the lines in `wanted`, from the first on; all of them unless they are too large.
+/// Reads some of the lines in `wanted`, from the first on: no more chunks, or single rows where lines are scattered, once there
+/// are as many `bytes`. With one byte it is the first alone.
 pub async fn read(
     client: &Object,
     cache: &ChunkCache,
     block: &Block,
     wanted: &Lines,
-    limits: Limits,
+    bytes: usize,
 ) -> Result<Page, QueryError> {
     let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
         return Ok(Page { lines: Lines::new(), pieces: Vec::new() });
@@ -130,15 +114,14 @@ pub async fn read(
     if let Some(piece) = cache.find(block.uid, first).filter(|piece| last <= piece.last) {
         return Ok(Page { lines: wanted.clone(), pieces: vec![piece] });
     }
-    let most = i64::try_from(limits.pieces.max(1)).unwrap_or(i64::MAX);
+    let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
     let is_scattered = (last - first) as usize / SCATTERED >= wanted.len();
     let pieces = if is_scattered {
         const SQL: &str = include_str!("sql/read_scattered.sql");
-        fetch(client, SQL, &[&block.reference.batch, wanted, &most], limits.bytes).await?
+        fetch(client, SQL, &[&block.reference.batch, wanted, &bytes]).await?
     } else {
         const SQL: &str = include_str!("sql/read.sql");
-        let pieces =
-            fetch(client, SQL, &[&block.reference.batch, &first, &last, &most], limits.bytes).await?;
+        let pieces = fetch(client, SQL, &[&block.reference.batch, &first, &last, &bytes]).await?;
         // What is shared with the next block; a chunk that lies within this one is not asked for again.
         pieces.iter().filter(|piece| piece.last > last).for_each(|piece| cache.keep(block.uid, piece));
         pieces
@@ -157,34 +140,17 @@ pub async fn last_line(client: &Object, block: &Block, line: i32) -> Result<Opti
     Ok(row.map_err(failed("find a chunk"))?.map(|row| row.get(0)))
 }
 
-async fn fetch(
-    client: &Object,
-    sql: &str,
-    params: &[&(dyn ToSql + Sync)],
-    bytes: usize,
-) -> Result<Vec<Piece>, QueryError> {
+async fn fetch(client: &Object, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Piece>, QueryError> {
     let statement = client.prepare_cached(sql).await.map_err(failed("prepare reading rows"))?;
     let found = client.query_raw(&statement, params.iter().copied()).await.map_err(failed("read rows"))?;
     pin_mut!(found);
-    let (mut pieces, mut size) = (Vec::new(), 0);
+    let mut pieces = Vec::new();
     while let Some(row) = found.next().await {
         let row = row.map_err(failed("read rows"))?;
         let text: &str = row.get(2);
-        size += text.len();
         pieces.push(Piece { first: row.get(0), last: row.get(1), text: text.into() });
-        if size >= bytes {
-            break;
-        }
     }
     Ok(pieces)
-}
-
-#[cfg(test)]
-impl Page {
-    /// A page of one piece.
-    pub(crate) fn of(text: String) -> Self {
-        Self { lines: Lines::span(1, 1), pieces: vec![Piece { first: 1, last: 1, text: text.into() }] }
-    }
 }
 
 #[cfg(test)]

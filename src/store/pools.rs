@@ -76,7 +76,7 @@ impl Store {
         let by_index = usual.map(|usual| SessionSettings { plans: Plans::OnceByIndex, ..usual });
         let general = config.max_connections.get().saturating_sub(RESERVED).max(LEAST_GENERAL);
         Ok(Self {
-            claims: pool(1, "musterd claim", usual)?,
+            claims: pool(1, "musterd claim", by_index)?,
             writes: pool(1, "musterd write", by_index)?,
             general: pool(general, "musterd", usual)?,
             uploads: pool(UPLOADS, "musterd outputs", usual)?,

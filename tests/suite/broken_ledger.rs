@@ -107,7 +107,7 @@ async fn a_line_that_was_removed_from_an_outcome_runs_again() {
     assert_eq!(heals(&db, batch).await, [3]);
 }
 
-/// Which of two records is right nobody can know: it stays open until a person decides.
+/// No program can know which of two records is right: the batch stays open until a person decides.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_that_was_doubled_keeps_the_batch_open() {
     let db = TestDb::new().await;
@@ -134,7 +134,7 @@ async fn a_line_that_was_doubled_keeps_the_batch_open() {
     assert_eq!(end_of(&client, healthy).await.0, "succeeded");
     assert_eq!(progress(&client, batch).await.state, "running");
     assert_eq!(worker.metric("musterd_lines_reopened_total").await, 0.0, "nothing is missing");
-    // By hand it is put right as it was put wrong, and then it ends.
+    // The second records are deleted by hand, and then it ends.
     let undo = format!(
         "DELETE FROM musterd.outcomes WHERE batch_id = {batch} AND first_line = 3 AND succeeded = 1; DELETE FROM musterd.failures"
     );

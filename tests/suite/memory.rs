@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use musterd::embedded::{EmbeddedPostgres, Options};
+use musterd::lines::Lines;
+use musterd::store::pages::{self, ChunkCache};
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::{TestDb, connect};
+use crate::suite::support::ledger::{carve, session};
 use crate::suite::support::proxy::FaultProxy;
 use crate::suite::support::run;
 use crate::suite::support::wait::eventually;
@@ -69,6 +72,26 @@ async fn while_postgresql_is_away_nothing_is_claimed_or_gathered_and_then_it_goe
     assert_eq!(daemon.get("/readyz").await.unwrap().0, 200);
     drop(daemon);
     stop(server).await;
+}
+
+/// Rows of 100 kB: a page of a megabyte has about ten of them, whether they lie side by side or scattered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_has_no_more_than_the_bytes_that_were_asked_for() {
+    let db = TestDb::new().await;
+    let (client, worker) = (db.client().await, session(&db).await);
+    let rows = "SELECT musterd.submit_batch('work', ARRAY (SELECT to_jsonb(repeat('x', 100000)) FROM generate_series(1, 200)))";
+    client.query(rows, &[]).await.unwrap();
+    let block = carve(&worker, 1, 200).await.remove(0);
+    for wanted in [Lines::span(1, 200), (1..=200).step_by(10).collect::<Lines>()] {
+        let page = pages::read(&worker, &ChunkCache::default(), &block, &wanted, 1_000_000).await.unwrap();
+        let rows = page.rows();
+        assert!((5..=15).contains(&rows.len()), "{wanted}: {} rows", rows.len());
+        assert!(rows.iter().all(|row| row.input.len() == 100_002));
+        assert_eq!(
+            page.lines().iter().collect::<Vec<_>>(),
+            rows.iter().map(|row| row.line).collect::<Vec<_>>()
+        );
+    }
 }
 
 /// What a worker may take for rows of a megabyte: pages in hand, a channel's worth of results, and a flush of them.

@@ -81,7 +81,7 @@ async fn a_lock_held_over_a_stale_count_is_outlasted_by_the_one_with_the_news() 
         if resolved {
             assert_eq!((answer.unwrap(), state.as_str()), (Completion::Completed, "succeeded"));
         } else {
-            // Without another try nobody ends it, and only the sweep can find it.
+            // Without another try it stays open, and only the sweep can find it.
             let error = answer.unwrap_err();
             assert!(
                 matches!(error, CompleteError::Contended { why: Completion::Locked, tries: 1, .. }),
@@ -118,7 +118,7 @@ async fn a_locked_batch_holds_up_only_itself_and_is_found_by_the_sweep() {
         }
         assert_eq!(progress(&client, locked).await.state, "running");
         assert_eq!(progress(&client, free).await.state, "succeeded");
-        // Nobody asks again, and only the sweep can find it.
+        // No flush asks again; only the sweep can find it.
         assert_eq!(batches::unfinished(&worker).await.unwrap(), [locked]);
         schedule.run("s2-1", "ROLLBACK").await;
         assert_eq!(finish(&s2_4, locked).await.unwrap(), Completion::Completed);
@@ -202,7 +202,7 @@ async fn a_retry_written_beside_an_abort_is_dropped_at_the_end() {
     assert_eq!(write(&worker, success(&block, [1, 2], closing_with_retry(&[3, 4, 5]))).await, written(2));
     schedule.run("operator", "COMMIT").await;
     assert_eq!(ask::<i64>(&client, "SELECT count(*) FROM musterd.blocks").await, 1);
-    assert!(take(&worker, 1).await.is_empty(), "nobody runs it");
+    assert!(take(&worker, 1).await.is_empty(), "no worker runs it");
     assert_eq!(
         batches::worth_a_look(&worker, &[batch]).await.unwrap().0,
         [batches::Over { id: batch, outputs: false }]

@@ -39,7 +39,7 @@ async fn a_zombie_writes_nothing() {
         assert_eq!(write(&zombie, success(&block, 1..=5, close)).await, REFUSED);
         assert_eq!(ask::<String>(&client, LEDGER).await, before);
     }
-    // An id handed out again after a crash of the server is somebody else's block.
+    // An id handed out again after a crash of the server is the block of another worker.
     free_all_blocks(&client).await;
     assert_eq!(write(&zombie, success(&block, 1..=5, None)).await, REFUSED);
     // In one flush with a zombie's block, the others are written.
@@ -105,7 +105,7 @@ async fn after_a_partial_flush_and_a_recovery_the_rest_is_fenced_and_nothing_run
     assert_eq!(open_lines(&second, &taken[1]).await, [6, 7, 8, 9, 10]);
     assert_eq!(write(&first, success(&block, 4..=10, Some(Close::default()))).await, REFUSED);
     assert_eq!(write(&second, success(&taken[1], 6..=10, Some(Close::default()))).await, written(5));
-    // Lines that have a result keep it, whoever writes them again: the whole write is refused, the block stays as it is.
+    // Lines that have a result keep it, whichever worker writes them again: the whole write is refused, the block stays as it is.
     let before: String = ask(&client, LEDGER).await;
     assert_eq!(write(&second, success(&taken[0], 1..=5, Some(Close::default()))).await, REFUSED);
     assert_eq!(ask::<String>(&client, LEDGER).await, before);
@@ -159,7 +159,7 @@ async fn sessions(client: &Client, name: &str) -> Vec<i32> {
     client.query_one(sql, &[&name]).await.unwrap().get(0)
 }
 
-/// Resets what goes through the proxy, and mends the network once the answers can not come any more.
+/// Resets what goes through the proxy, and lets the network work again once the answers can not come any more.
 async fn lose_connections(proxy: &FaultProxy, client: &Client, name: &str) {
     let before = sessions(client, name).await;
     assert!(!before.is_empty());
@@ -251,7 +251,7 @@ async fn a_claim_whose_reply_is_lost_is_adopted() {
     let owned = "SELECT count(*) FROM musterd.blocks WHERE worker IS NOT NULL";
     eventually(PATIENCE, "blocks are claimed", async || (ask::<i64>(&client, owned).await > 0).then_some(()))
         .await;
-    assert_eq!(script.calls().len(), 3, "nobody knows of them");
+    assert_eq!(script.calls().len(), 3, "the worker does not know of them");
     lose_connections(&proxy, &client, "musterd claim").await;
     assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 40, 0, 0));
     assert!(script.runs().values().all(|runs| *runs == 1));
@@ -288,7 +288,7 @@ async fn appended_rows_are_there_once_and_only_with_their_outcome() {
     };
     let rows = "SELECT b.rows || ' ' || coalesce((SELECT string_agg(r.input #>> '{}', ' ' ORDER BY r.line)
                   FROM musterd.rows r WHERE r.line > 4), '') FROM musterd.batches b";
-    // Somebody else has it: neither outcome nor rows.
+    // Another worker has it: neither outcome nor rows.
     let mut zombie = appending(1..=2);
     zombie.block.token = Uuid::new_v4();
     assert_eq!(write(&worker, zombie).await, REFUSED);

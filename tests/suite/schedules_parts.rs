@@ -46,7 +46,7 @@ async fn a_zombies_partial_flush_after_a_split_is_refused() {
     let block = carve(&zombie, 1, 20).await.remove(0);
     let before = success(&block, 1..=3, None);
     assert_eq!(write(&zombie, before.clone()).await, written(3));
-    // Nobody knows its owner, so it is dead.
+    // No worker of this name is alive, so its block is an orphan.
     let orphans = recovery::orphans(&heir).await.unwrap();
     let freed = recovery::free_if_held(&mut heir, &orphans, 3).await.unwrap();
     assert_eq!((freed.blocks, freed.lines, freed.failed), (1, 17, 0));
@@ -54,7 +54,7 @@ async fn a_zombies_partial_flush_after_a_split_is_refused() {
     let expected =
         ["{[4,7)}", "{[7,9)}", "{[9,11)}", "{[11,13)}", "{[13,15)}", "{[15,17)}", "{[17,19)}", "{[19,21)}"];
     assert_eq!(rows(&client, pieces).await, expected, "only what is open, in eighths");
-    // Everything it may still want to say, before and after the lines are somebody else's.
+    // Everything it may still want to say, before and after other workers have the lines.
     let late = [
         success(&block, [4, 5], None),
         failure(&block, [6], None),

@@ -26,7 +26,7 @@ const OWNER: &str = "grant_functions grant_roles make_role";
 const TABLES: &str = "batches blocks chunks commands failures failures_history outcomes queues rate_limits task_waits tasks workers";
 /// Only migrations write them.
 const FIXED: &str = "schema_compat schema_history";
-const VIEWS: &str = "batch_progress batches_over parents_over paused_queues results rows";
+const VIEWS: &str = "batch_progress batches_over parents_over paused_queues recorded_lines results rows";
 
 const ROLES: [&str; 3] = ["musterd_observer", "musterd_producer", "musterd_worker"];
 
@@ -70,10 +70,10 @@ async fn every_function_has_its_callers() {
     );
     let decided = [(READERS, "111"), (PRODUCERS, "011"), (WORKERS, "001"), (OWNER, "000")];
     agrees("function", &found(&client, &sql).await, &decided);
-    // What anybody may do who has none of the roles: nothing, trigger functions included.
-    let anybody = "SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'musterd'::regnamespace
+    // A role that has none of the three may call nothing, trigger functions included.
+    let stranger = "SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'musterd'::regnamespace
                       AND has_function_privilege('pg_monitor', p.oid, 'EXECUTE')";
-    assert_eq!(client.query_one(anybody, &[]).await.unwrap().get::<_, i64>(0), 0);
+    assert_eq!(client.query_one(stranger, &[]).await.unwrap().get::<_, i64>(0), 0);
     // A function that runs with its owner's rights finds nothing but what it names.
     let open = "SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'musterd'::regnamespace AND p.prosecdef
                    AND NOT coalesce(p.proconfig, '{}') @> ARRAY['search_path=pg_catalog, pg_temp']";

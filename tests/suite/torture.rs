@@ -28,7 +28,7 @@ use crate::suite::support::worker::{ask, assert_accounts_balance};
 
 const CONNECTIONS: u64 = 6;
 
-/// A block that somebody has or had: it writes on as if it still had it.
+/// A block that a worker has or had: it writes on as if it still had it.
 struct Claim {
     block: Block,
     /// What it wrote, and whether that was acknowledged.
@@ -83,7 +83,7 @@ fn succeed(outcomes: &mut Outcomes, lines: impl IntoIterator<Item = i32>) {
     }
 }
 
-/// Blocks that somebody owns, at random.
+/// Owned blocks, at random.
 async fn owned(client: &Object, count: i64) -> Vec<(i64, Uuid, i64)> {
     let sql =
         "SELECT id, token, batch_id FROM musterd.blocks WHERE worker IS NOT NULL ORDER BY random() LIMIT $1";

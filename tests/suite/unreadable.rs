@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use musterd::lines::Lines;
-use musterd::store::pages::{self, ChunkCache, Limits};
+use musterd::store::pages::{self, ChunkCache};
 use tokio_postgres::Client;
 
 use crate::suite::support::database::TestDb;
@@ -33,7 +33,7 @@ async fn damage(client: &Client, first: i32) {
     );
     let value: i64 = ask(client, &value).await;
     let be = |kind: char| format!("UPDATE pg_class SET relkind = '{kind}' WHERE oid = '{toast}'::regclass");
-    // PostgreSQL lets nobody write to such a table, so it has to be another kind of table for a moment.
+    // PostgreSQL refuses every write to a TOAST table, so it becomes an ordinary table for a moment.
     let delete = format!(
         "SET allow_system_table_mods = on; BEGIN; {}; DELETE FROM {toast} WHERE chunk_id = {value}; {}; COMMIT",
         be('r'),
@@ -108,13 +108,12 @@ async fn a_page_of_one_piece_needs_the_first_chunk_only() {
     submit_toasted(&client, 2_000, "max_failed => 5").await;
     let block = carve(&worker, 1, 2_000).await.remove(0);
     damage(&client, 1_001).await;
-    let one = Limits { bytes: 1 << 20, pieces: 1 };
     for wanted in [
         Lines::span(1, 2_000),
         [7, 1_200].into_iter().collect(),
         [7, 400, 1_200, 1_900].into_iter().collect(),
     ] {
-        let page = pages::read(&worker, &ChunkCache::default(), &block, &wanted, one).await;
+        let page = pages::read(&worker, &ChunkCache::default(), &block, &wanted, 1).await;
         let page = page.unwrap_or_else(|error| panic!("{wanted}: {error:?}"));
         assert!(
             page.lines().first() == wanted.first() && page.lines().last() <= Some(500),
@@ -124,5 +123,5 @@ async fn a_page_of_one_piece_needs_the_first_chunk_only() {
         assert!(page.rows().iter().all(|row| row.input.len() == 34));
     }
     let damaged: Lines = [1_200, 1_900].into_iter().collect();
-    assert!(pages::read(&worker, &ChunkCache::default(), &block, &damaged, one).await.is_err());
+    assert!(pages::read(&worker, &ChunkCache::default(), &block, &damaged, 1).await.is_err());
 }

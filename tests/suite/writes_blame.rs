@@ -8,8 +8,8 @@ use crate::suite::support::worker::{
     PATIENCE, Script, Worker, ask, assert_accounts_balance, end_of, progress, submit, succeeded_with,
 };
 
-/// Breaks every write of outcomes by `breaking`, sees the worker try again and again, mends it, and sees every row succeed.
-async fn blames_nobody(breaking: &str, mending: &str) {
+/// Breaks every write of outcomes by `breaking`, sees the worker try again and again, ends the trouble by `fixing`, and sees every row succeed.
+async fn blames_no_row(breaking: &str, fixing: &str) {
     let db = TestDb::new().await;
     let client = db.client().await;
     let script = Script::new(|call| async move { succeeded_with(&call.line.to_string()) });
@@ -26,7 +26,7 @@ async fn blames_nobody(breaking: &str, mending: &str) {
     .await;
     assert_eq!(ask::<i64>(&client, "SELECT count(*) FROM musterd.failures").await, 0, "a row was blamed");
     assert_eq!(progress(&client, batch).await.succeeded, 0);
-    client.batch_execute(mending).await.unwrap();
+    client.batch_execute(fixing).await.unwrap();
     assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 300, 0, 0));
     assert!(script.runs().values().all(|runs| *runs == 1), "outcomes were thrown away");
     results_are_right(&client, 310).await;
@@ -53,19 +53,19 @@ const NO_TRIGGER: &str = "DROP TRIGGER refuse ON musterd.outcomes";
 /// Of an audit trigger that refuses everything.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trigger_that_refuses_every_outcome_blames_no_row() {
-    blames_nobody(&trigger("true", "P0001"), NO_TRIGGER).await;
+    blames_no_row(&trigger("true", "P0001"), NO_TRIGGER).await;
 }
 
 /// Only successes: a plain failure in the row's place would be taken, and is not the row's due all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trigger_that_refuses_every_success_blames_no_row() {
-    blames_nobody(&trigger("NEW.succeeded > 0", "P0001"), NO_TRIGGER).await;
+    blames_no_row(&trigger("NEW.succeeded > 0", "P0001"), NO_TRIGGER).await;
 }
 
 /// The stop before the wraparound of transaction ids, or a full queue of notifications.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_of_the_server_blames_no_row() {
-    blames_nobody(&trigger("true", "54000"), NO_TRIGGER).await;
+    blames_no_row(&trigger("true", "54000"), NO_TRIGGER).await;
 }
 
 /// A sequence behind its table, after a logical replication or a restore of the data alone: here of an
@@ -77,7 +77,7 @@ async fn a_sequence_behind_its_table_blames_no_row() {
         CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN INSERT INTO public.log VALUES (nextval('public.log_ids')); RETURN NULL; END $$;
         CREATE TRIGGER note AFTER INSERT ON musterd.outcomes FOR EACH ROW EXECUTE FUNCTION public.note()";
-    blames_nobody(log, "DELETE FROM public.log").await;
+    blames_no_row(log, "DELETE FROM public.log").await;
 }
 
 /// The ledger itself: a refusal by one of its own keys is a fault of ours, or of the disk.
@@ -93,7 +93,7 @@ async fn a_refusal_by_a_key_of_the_ledger_blames_no_row() {
     }
 }
 
-/// A single row meets `breaking`, which is systemic: the worker keeps it, is not ready, and writes it once it is mended.
+/// A single row meets `breaking`, which is systemic: the worker keeps it, is not ready, and writes it once the trouble is over.
 async fn stands_still(breaking: &str) {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -1,4 +1,4 @@
-//! A result that cannot be stored is its own row's failure, and nobody else's.
+//! A result that cannot be stored is its own row's failure, and no other's.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use crate::{
         blocks::Block,
         fault,
         flush::{Close, Outcomes},
-        pages::{self, InputRow, Limits, Page},
+        pages::{self, InputRow, Page},
     },
 };
 use futures::FutureExt;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// Input that a fiber has in memory at a time, give or take a chunk.
-const PAGE_BYTES: usize = 4 << 20;
+const PAGE_BYTES: usize = 2 << 20;
 /// Outcomes are handed over at the end of a block, or when they have become this much: tuples to be written, bytes, or time
 /// since the first of them.
 const CHUNK: u32 = 100;
@@ -84,7 +84,6 @@ impl<'a> Work<'a> {
                 return interrupted(self.cancel, &self.bench.now).await;
             };
             let rows = page.rows();
-            self.bench.pace.saw_page(self.block.reference.batch, &page);
             let (began, count) = (Instant::now(), rows.len());
             if let Some(end) = self.run_page(&rows).await {
                 return end;
@@ -100,10 +99,9 @@ impl<'a> Work<'a> {
 
     /// The next rows; an empty page when they cannot be read. `None`: the block is to be given up.
     async fn read_page(&mut self) -> Option<Page> {
-        let pieces = self.bench.pace.page_pieces(self.block.reference.batch, PAGE_BYTES);
-        let page = match self.try_read(Limits { bytes: PAGE_BYTES, pieces }).await? {
+        let page = match self.try_read(PAGE_BYTES).await? {
             // Something in it cannot be read: is it in the first chunk?
-            Err(_) => self.try_read(Limits { bytes: PAGE_BYTES, pieces: 1 }).await?,
+            Err(_) => self.try_read(1).await?,
             page => page,
         };
         match page {
@@ -126,11 +124,11 @@ impl<'a> Work<'a> {
     }
 
     /// Reads until the database answers; an error that lies in the stored data is returned at once.
-    async fn try_read(&self, limits: Limits) -> Option<Result<Page, String>> {
+    async fn try_read(&self, bytes: usize) -> Option<Result<Page, String>> {
         let (bench, block, todo) = (self.bench, self.block, &self.todo);
         let read = || async {
             let client = bench.store.general.get().await?;
-            match pages::read(&client, &bench.chunks, block, todo, limits).await {
+            match pages::read(&client, &bench.chunks, block, todo, bytes).await {
                 Err(error) => match error.database().filter(|error| fault::is_of_data(error)) {
                     Some(error) => Ok(Err(fault::words(error))),
                     None => Err(error),

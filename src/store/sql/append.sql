@@ -6,6 +6,7 @@ SELECT musterd.append_texts(g.batch_id, pg_catalog.array_agg(g.input ORDER BY g.
   FROM (SELECT b.batch_id, a.place, a.input
           FROM ROWS FROM (pg_catalog.unnest($4::int[]), pg_catalog.unnest($5::text[])) WITH ORDINALITY AS a (slot, input, place)
           JOIN musterd.blocks b ON b.id = ($1::bigint[])[a.slot] AND b.token = ($2::uuid[])[a.slot]
-                               AND ($3::int4multirange[])[a.slot] <@ b.lines) g
+                               AND ($3::int4multirange[])[a.slot] <@ b.lines
+         WHERE b.id = ANY ($1)) g
  GROUP BY g.batch_id
  ORDER BY g.batch_id

@@ -43,7 +43,8 @@ carved AS (
        SET next_line = LEAST(share.next_line + share.size * share.blocks - share.shift, x.rows + 1),
            turn = pg_catalog.nextval('musterd.turns')
       FROM share
-     WHERE x.id = share.id AND share.blocks > 0
+     -- Once more as an array: whatever the size of the table when this was planned, it is looked up and not walked through.
+     WHERE x.id = share.id AND x.id = ANY (ARRAY (SELECT b.id FROM best b)) AND share.blocks > 0
     RETURNING x.id, x.uid, x.generation, share.next_line AS first, x.next_line AS stop, share.i, share.m, share.size, share.shift,
               x.queue, x.command, x.priority),
 made AS (

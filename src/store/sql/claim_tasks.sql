@@ -41,6 +41,7 @@ UPDATE musterd.tasks x
   FROM (SELECT d.id, pg_catalog.row_number() OVER () AS n FROM (SELECT id FROM suspect UNION ALL SELECT id FROM due) d) d
   JOIN pg_catalog.unnest($3::uuid[]) WITH ORDINALITY c (token, n) USING (n)
  WHERE x.id = d.id AND x.state = 'queued'
+   AND x.id = ANY (ARRAY (SELECT id FROM suspect UNION ALL SELECT id FROM due))
 RETURNING x.id, x.token, x.parent_id, x.queue, x.command, x.payload, x.attempt, x.max_attempts, x.crashes, x.solo_crashes,
           x.traceparent, (EXTRACT(EPOCH FROM x.timeout) * 1000)::bigint AS timeout_ms,
           EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - GREATEST(x.run_at, x.created_at))::float8 AS waited

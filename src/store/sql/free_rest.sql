@@ -18,4 +18,4 @@ SELECT b.batch_id, a.lines, (SELECT pg_catalog.sum(pg_catalog.upper(r) - pg_cata
   JOIN musterd.blocks b ON b.id = c.id AND b.token = c.token AND c.done <@ b.lines
   JOIN musterd.batches x ON x.id = b.batch_id AND NOT x.aborting
  CROSS JOIN LATERAL (VALUES (true, c.retry * (b.lines - c.done)), (false, b.lines - c.done - c.retry)) a (retry, lines)
- WHERE NOT pg_catalog.isempty(a.lines)
+ WHERE b.id = ANY ($1) AND NOT pg_catalog.isempty(a.lines)

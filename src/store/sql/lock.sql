@@ -6,5 +6,7 @@ SELECT b.id
   FROM musterd.blocks b
   JOIN ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[])) AS u (id, token)
     ON u.id = b.id AND u.token = b.token
+ -- Once more as an array: whatever the size of the table when this was planned, blocks are looked up.
+ WHERE b.id = ANY ($1)
  ORDER BY b.id
    FOR UPDATE OF b

@@ -11,3 +11,4 @@ SELECT b.batch_id, COALESCE(pg_catalog.lower(s.lines), 0), b.token, ($4::int[])[
                   pg_catalog.unnest($8::int[]), pg_catalog.unnest($9::text[]), pg_catalog.unnest($10::text[]))
        AS s (slot, lines, succeeded, failed, results, outputs)
   JOIN musterd.blocks b ON b.id = ($1::bigint[])[s.slot] AND b.token = ($2::uuid[])[s.slot] AND ($3::int4multirange[])[s.slot] <@ b.lines
+ WHERE b.id = ANY ($1)

@@ -46,7 +46,8 @@ UPDATE musterd.blocks x
    SET worker = $2, token = t.token, claimed_at = pg_catalog.now()
   FROM chosen d
   JOIN pg_catalog.unnest($3::uuid[]) WITH ORDINALITY t (token, n) USING (n)
- WHERE x.id = d.id
+ -- Once more as an array: whatever the size of the table when this was planned, it is looked up and not walked through.
+ WHERE x.id = d.id AND x.id = ANY (ARRAY (SELECT c.id FROM chosen c))
 RETURNING x.id, x.token, x.batch_id, d.uid, x.lines, x.generation, x.command, x.attempt, x.solo,
           EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - x.available_at)::float8 AS waited,
           CASE WHEN x.command = ANY ($7::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

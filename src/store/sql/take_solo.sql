@@ -17,7 +17,7 @@ due AS MATERIALIZED (
 UPDATE musterd.blocks x
    SET worker = $2, token = $3, claimed_at = pg_catalog.now()
   FROM due d
- WHERE x.id = d.id
+ WHERE x.id = d.id AND x.id = ANY (ARRAY (SELECT c.id FROM due c))
 RETURNING x.id, x.token, x.batch_id, d.uid, x.lines, x.generation, x.command, x.attempt, x.solo,
           EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - x.available_at)::float8 AS waited,
           CASE WHEN x.command = ANY ($5::text[]) THEN pg_catalog.set_config('synchronous_commit', 'on', true) END

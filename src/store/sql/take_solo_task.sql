@@ -13,7 +13,7 @@ WITH due AS MATERIALIZED (
 UPDATE musterd.tasks x
    SET state = 'running', worker = $2, token = $3, claimed_at = pg_catalog.now(), alone_at = NULL
   FROM due d
- WHERE x.id = d.id AND x.state = 'queued'
+ WHERE x.id = d.id AND x.state = 'queued' AND x.id = ANY (ARRAY (SELECT c.id FROM due c))
 RETURNING x.id, x.token, x.parent_id, x.queue, x.command, x.payload, x.attempt, x.max_attempts, x.crashes, x.solo_crashes,
           x.traceparent, (EXTRACT(EPOCH FROM x.timeout) * 1000)::bigint AS timeout_ms,
           EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - GREATEST(x.run_at, x.created_at))::float8 AS waited

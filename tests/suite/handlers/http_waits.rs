@@ -67,7 +67,7 @@ async fn no_retry_after_keeps_a_worker_from_writing_or_a_row_from_coming_back() 
     })
     .await;
     let last = "SELECT max(available_at) <= now() + interval '25 hours' FROM musterd.blocks";
-    assert!(ask::<bool>(&site.client, last).await, "nobody waits for longer than a day");
+    assert!(ask::<bool>(&site.client, last).await, "no wait is longer than a day");
     // The worker is well: it writes, claims, and ends what else there is.
     assert_eq!(site.daemon.get("/readyz").await.unwrap().0, 200);
     all_succeeded(&site.run("noop", 100).await, 100);
@@ -98,7 +98,7 @@ async fn no_retry_after_keeps_a_task_from_coming_back() {
     })
     .await;
     let last = "SELECT max(run_at) <= now() + interval '25 hours' FROM musterd.tasks";
-    assert!(ask::<bool>(&site.client, last).await, "nobody waits for longer than a day");
+    assert!(ask::<bool>(&site.client, last).await, "no wait is longer than a day");
     assert_eq!(site.daemon.get("/readyz").await.unwrap().0, 200);
     let due = "UPDATE musterd.tasks SET run_at = now() WHERE state = 'scheduled'";
     site.client.execute(due, &[]).await.unwrap();

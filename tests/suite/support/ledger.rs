@@ -6,7 +6,7 @@ use musterd::store::Store;
 use musterd::store::batches::{self, Advisory, Closed, Completion, Look, ScopeEnd};
 use musterd::store::blocks::{self, Block, Priorities, Size, Wanted};
 use musterd::store::flush::{self, BlockWrite, Close, Outcomes, Patience, Purpose};
-use musterd::store::pages::{self, ChunkCache, Limits};
+use musterd::store::pages::{self, ChunkCache};
 use musterd::store::tasks::Scope;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
@@ -79,7 +79,7 @@ pub(crate) fn lines(blocks: &[Block]) -> Vec<(i32, i32)> {
 
 /// The lines of a block that a worker would run: those whose inputs it reads.
 pub(crate) async fn open_lines(client: &Object, block: &Block) -> Vec<i32> {
-    let limits = Limits { bytes: 1 << 20, pieces: 1_000 };
+    let limits = 1 << 20;
     let page = pages::read(client, &ChunkCache::default(), block, &block.lines, limits).await.unwrap();
     assert_eq!(page.lines(), &block.lines, "a small block is read at once");
     page.rows().iter().map(|row| row.line).collect()
