@@ -139,7 +139,7 @@ impl Completer {
                 Some(uploaded) => uploaded,
                 None => match self.uploader.upload(id, insist).await {
                     Ok(Some(uploaded)) => uploaded,
-                    Ok(None) => return Ok(Completion::Open),
+                    Ok(None) => return self.nothing_to_upload(id).await,
                     Err(source) => return self.without_outputs(id, source).await,
                 },
             };
@@ -159,6 +159,19 @@ impl Completer {
             }
         }
         Err(CompleteError::Contended { id, why: last, tries: attempts })
+    }
+
+    /// It is not over any more, or its lines do not add up, which is told as it is of a batch without files.
+    async fn nothing_to_upload(&self, id: i64) -> Result<Completion, CompleteError> {
+        let client = self.store.general.get().await?;
+        let looks = batches::look(&client, &[id]).await;
+        match looks.map_err(|source| CompleteError::Query { id, source })?.first() {
+            Some(Look::Unbalanced(found)) => {
+                self.report_unbalanced(found);
+                Ok(Completion::Unbalanced)
+            }
+            _ => Ok(Completion::Open),
+        }
     }
 
     /// A batch that is being aborted does not wait for a store that refuses its files.

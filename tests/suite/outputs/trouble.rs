@@ -1,9 +1,11 @@
 //! Stores that refuse: one clear line, and the batch ends once it is mended.
 
+use musterd::store::batches::Completion;
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 use super::ground::*;
 use crate::suite::objects::server::{BUCKET, S3Server, SECRET};
+use crate::suite::support::audit::by_hand;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::proxy::{Fault, FaultProxy};
@@ -122,4 +124,19 @@ async fn a_worker_told_to_stop_does_not_wait_for_a_stalled_store() {
     let status = daemon.wait_exit(SOON).await;
     assert!(status.success(), "nothing is owned, so nothing is wrong: {status}");
     assert_eq!(state(&client, id).await, "running", "the sweep of another worker ends it");
+}
+
+/// Its files would lack what is missing: they are not written, and it is told as of a batch without files.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_with_files_whose_lines_do_not_add_up_is_told() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (toml, dir) = file_store();
+    let id = over(&client, 1_000, "x").await;
+    by_hand(&client, "DELETE FROM musterd.outcomes WHERE first_line = 1").await;
+    let completer = completer(&db, &toml);
+    assert_eq!(completer.complete_with_outputs(id, false).await.unwrap(), Completion::Unbalanced);
+    assert_eq!(completer.metrics.batches_unbalanced.get(), 1);
+    assert_eq!(state(&client, id).await, "running");
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0);
 }
