@@ -19,11 +19,34 @@ $$;
 COMMENT ON FUNCTION musterd.is_unfinished(musterd.state) IS
     'The opposite of is_final, in the form that the index of unfinished children has.';
 
+CREATE FUNCTION musterd.is_open(p_state musterd.state) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT COALESCE(p_state, 'held') = 'queued'
+$$;
+COMMENT ON FUNCTION musterd.is_open(musterd.state) IS
+    'Whether the record of a task says that it was not run to its end yet, in the form that the index of such tasks has.';
+
 CREATE FUNCTION musterd.is_alive(p_worker_state text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT p_worker_state IN ('alive', 'draining')
 $$;
 COMMENT ON FUNCTION musterd.is_alive(text) IS 'Whether a worker in this state may hold blocks and tasks.';
+
+CREATE FUNCTION musterd.acts_as(p_role text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    -- A role that was never made has no members.
+    SELECT COALESCE(pg_catalog.pg_has_role(musterd.caller()::pg_catalog.name, pg_catalog.to_regrole(p_role)::pg_catalog.oid, 'USAGE'), false)
+$$;
+COMMENT ON FUNCTION musterd.acts_as(text) IS 'Internal: whether the caller has the rights of a role.';
+
+CREATE FUNCTION musterd.steers_all() RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT musterd.acts_as('musterd_worker') OR musterd.acts_as('musterd_operator')
+        OR pg_catalog.pg_has_role(musterd.caller()::pg_catalog.name,
+                                  (SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname OPERATOR(pg_catalog.=) 'musterd'), 'USAGE')
+$$;
+COMMENT ON FUNCTION musterd.steers_all() IS
+    'Whether the caller may steer what others submitted: members of musterd_worker and musterd_operator, and the owner of the schema.';
 
 CREATE FUNCTION musterd.allowed_failures(p_rows int, p_max_failed int, p_percent real) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
@@ -39,6 +62,70 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 $$;
 COMMENT ON FUNCTION musterd.shown_state(musterd.state, int, int, boolean) IS
     'The state of a batch as people see it: queued as long as no line was claimed.';
+
+-- ----------------------------------------------------------------------------------------------------------------- tasks
+
+CREATE FUNCTION musterd.task_ids(p_tasks int8multirange) RETURNS SETOF bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE ROWS 100 AS $$
+    SELECT pg_catalog.generate_series(pg_catalog.lower(r), pg_catalog.upper(r) - 1) FROM pg_catalog.unnest(p_tasks) r
+$$;
+COMMENT ON FUNCTION musterd.task_ids(int8multirange) IS 'The ids of a set of tasks, one by one and in order.';
+
+CREATE FUNCTION musterd.id_set(p_ids bigint[]) RETURNS int8multirange
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    -- A range for each run of ids, not for each id: aggregating ranges is what costs.
+    SELECT COALESCE(pg_catalog.range_agg(pg_catalog.int8range(r.first, r.last + 1)), '{}')
+      FROM (SELECT pg_catalog.min(i.id) AS first, pg_catalog.max(i.id) AS last
+              FROM (SELECT u AS id, u - pg_catalog.row_number() OVER (ORDER BY u) AS run FROM pg_catalog.unnest(p_ids) u) i
+             GROUP BY i.run) r
+$$;
+COMMENT ON FUNCTION musterd.id_set(bigint[]) IS 'The set of these ids.';
+
+-- One table in FROM and everything else computed: so the server passes an INSERT on to the table as it is, whole sets of rows at
+-- a time. There are few claims, so that each can be looked at.
+CREATE VIEW musterd.tasks AS
+SELECT r.id, r.parent_id, r.queue, r.command, r.payload, r.priority,
+       CASE WHEN r.state <> 'queued' THEN r.state
+            WHEN EXISTS (SELECT FROM musterd.task_claims k WHERE k.tasks @> r.id AND k.number = r.ticket) THEN 'running'
+            WHEN r.run_at > statement_timestamp() THEN 'scheduled'
+            ELSE 'queued' END::musterd.state AS state,
+       r.attempt, r.max_attempts, r.crashes, r.solo_crashes,
+       (SELECT k.alone_at FROM musterd.task_claims k WHERE r.state = 'queued' AND k.tasks @> r.id AND k.number = r.ticket LIMIT 1) AS alone_at,
+       r.run_at, r.not_before, r.timeout, r.dedup_key, r.idempotency_key, r.child_key, r.on_child_failure, r.aborting,
+       (SELECT k.worker FROM musterd.task_claims k WHERE r.state = 'queued' AND k.tasks @> r.id AND k.number = r.ticket LIMIT 1) AS worker,
+       COALESCE((SELECT k.claimed_at FROM musterd.task_claims k
+                  WHERE r.state = 'queued' AND k.tasks @> r.id AND k.number = r.ticket LIMIT 1), r.claimed_at) AS claimed_at,
+       r.result, r.error, r.created_at, r.finished_at, r.traceparent, r.submitted_by
+  FROM musterd.task_records r;
+COMMENT ON VIEW musterd.tasks IS
+    'Units of work and scopes, with their states as people see them. A batch is a task that has a row in batches; it is never '
+    'claimed as a task. INSERT INTO musterd.tasks (command, payload) is all a producer needs.';
+DO $$
+DECLARE
+    v_column record;
+BEGIN
+    FOR v_column IN
+        SELECT v.attname, col_description(t.attrelid, t.attnum) AS words
+          FROM pg_attribute v JOIN pg_attribute t ON t.attrelid = 'musterd.task_records'::regclass AND t.attname = v.attname
+         WHERE v.attrelid = 'musterd.tasks'::regclass AND v.attnum > 0 AND col_description(t.attrelid, t.attnum) IS NOT NULL
+    LOOP
+        EXECUTE format('COMMENT ON COLUMN musterd.tasks.%I IS %L', v_column.attname, v_column.words);
+    END LOOP;
+END $$;
+COMMENT ON COLUMN musterd.tasks.state IS
+    'queued, scheduled (not due yet, or waiting for a retry or for other tasks), running; the others as they are stored. Of a '
+    'batch: held, or running from submit to end.';
+COMMENT ON COLUMN musterd.tasks.alone_at IS 'Since when its holder runs it with nothing else beside it.';
+COMMENT ON COLUMN musterd.tasks.worker IS 'The worker that holds it now. Null for batches and for everything that is not running.';
+COMMENT ON COLUMN musterd.tasks.claimed_at IS 'The latest claim.';
+
+CREATE FUNCTION musterd.children_by_state(p_task_id bigint) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT COALESCE(pg_catalog.jsonb_object_agg(c.state::text, c.number), '{}')
+      FROM (SELECT t.state, pg_catalog.count(*) AS number FROM musterd.tasks t WHERE t.parent_id = p_task_id GROUP BY t.state) c
+$$;
+COMMENT ON FUNCTION musterd.children_by_state(bigint) IS
+    'How many children a task has in each state, as {"queued": 2, "succeeded": 1}; states that none is in are left out.';
 
 CREATE VIEW musterd.paused_queues AS
 SELECT q.name FROM musterd.queues q WHERE q.paused;
@@ -56,10 +143,29 @@ COMMENT ON VIEW musterd.batches_over IS
 
 CREATE VIEW musterd.parents_over AS
 SELECT p.*
-  FROM musterd.tasks p
+  FROM musterd.task_records p
  WHERE p.state = 'waiting'
-   AND NOT EXISTS (SELECT FROM musterd.tasks c WHERE c.parent_id = p.id AND musterd.is_unfinished(c.state));
+   AND NOT EXISTS (SELECT FROM musterd.task_records c WHERE c.parent_id = p.id AND musterd.is_unfinished(c.state));
 COMMENT ON VIEW musterd.parents_over IS 'Tasks that wait for children of which none is left, and which were not ended yet.';
+
+CREATE VIEW musterd.parents_aborting AS
+SELECT p.id
+  FROM musterd.task_records p
+ WHERE p.state = 'waiting'
+   AND EXISTS (SELECT FROM musterd.task_records c JOIN musterd.batches b ON b.id = c.id
+                WHERE c.parent_id = p.id AND musterd.is_unfinished(c.state) AND NOT b.aborting)
+   AND (p.aborting OR (p.on_child_failure = 'abort_siblings'
+                       AND EXISTS (SELECT FROM musterd.task_records c WHERE c.parent_id = p.id AND c.state IN ('failed', 'aborted'))));
+COMMENT ON VIEW musterd.parents_aborting IS
+    'Tasks whose children are to be aborted, with child batches that still run: another transaction had them locked.';
+
+CREATE VIEW musterd.uncles_ready AS
+SELECT u.id
+  FROM musterd.task_records u
+ WHERE u.not_before IS NOT NULL AND u.state IN ('queued', 'held')
+   AND NOT EXISTS (SELECT FROM musterd.task_waits w JOIN musterd.task_records t ON t.id = w.after_id
+                    WHERE w.task_id = u.id AND NOT musterd.is_final(t.state));
+COMMENT ON VIEW musterd.uncles_ready IS 'Uncles whose dependencies have all ended, and which were not started yet.';
 
 -- ------------------------------------------------------------------------------------------------------- sets of lines
 
@@ -92,17 +198,27 @@ COMMENT ON VIEW musterd.rows IS
 
 CREATE VIEW musterd.results AS
 SELECT o.batch_id, z.line, 'succeeded'::musterd.state AS state, o.attempt, NULLIF(z.result, '')::jsonb AS result,
-       NULL::text AS error, NULLIF(z.outputs, '')::jsonb AS outputs, o.finished_at
+       NULL::text AS error, NULLIF(z.outputs, '')::jsonb AS outputs, o.finished_at, o.started_at, o.run_seconds
   FROM musterd.outcomes o
  CROSS JOIN LATERAL ROWS FROM (musterd.lines_of(o.lines), pg_catalog.string_to_table(o.results, E'\n'),
                                pg_catalog.string_to_table(o.outputs, E'\n')) AS z (line, result, outputs)
  WHERE o.first_line > 0
 UNION ALL
-SELECT f.batch_id, f.line, 'failed'::musterd.state, f.attempt, NULL::jsonb, f.error, NULL::jsonb, f.finished_at
+SELECT f.batch_id, f.line, 'failed'::musterd.state, f.attempt, NULL::jsonb, f.error, NULL::jsonb, f.finished_at, f.started_at,
+       f.run_seconds
   FROM musterd.failures f;
 COMMENT ON VIEW musterd.results IS
-    'What became of every row that has ended. Aborted rows have no result. For whole batches; single lines and pages are much '
+    'What became of every row that has ended. Aborted rows have no result. started_at and run_seconds are those of the rows that were '
+    'written together: when the first of them started, and how long one ran on average. For whole batches; single lines and pages are much '
     'cheaper through batch_row and batch_rows.';
+
+CREATE FUNCTION musterd.may_see(p_id bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN musterd.steers_all() OR musterd.acts_as('musterd_observer')
+        OR EXISTS (SELECT FROM musterd.task_records t WHERE t.id = p_id AND t.submitted_by = musterd.caller());
+END $$;
+COMMENT ON FUNCTION musterd.may_see(bigint) IS 'Whether the caller may read a task or batch: all that it submitted, or, by its role, all.';
 
 CREATE FUNCTION musterd.chunks_of(p_batch bigint, p_from int, p_to int) RETURNS SETOF musterd.chunks
 LANGUAGE sql STABLE PARALLEL SAFE ROWS 2 AS $$
@@ -116,12 +232,13 @@ $$;
 COMMENT ON FUNCTION musterd.chunks_of(bigint, int, int) IS 'The chunks that hold lines p_from to p_to, in order.';
 
 CREATE FUNCTION musterd.batch_rows(p_batch bigint, p_from int DEFAULT 1, p_to int DEFAULT 2000000000)
-RETURNS TABLE (line int, state musterd.state, attempt int, input json, result json, error text, outputs json, finished_at timestamptz)
-LANGUAGE sql STABLE ROWS 500 SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+RETURNS TABLE (line int, state musterd.state, attempt int, input json, result json, error text, outputs json, finished_at timestamptz,
+               started_at timestamptz, run_seconds real)
+LANGUAGE sql STABLE SECURITY DEFINER ROWS 500 SET search_path = pg_catalog, pg_temp SET jit = off AS $$
     WITH b AS MATERIALIZED (
         SELECT b.summarized_at, int4range(GREATEST(p_from, 1), LEAST(p_to, b.rows) + 1) AS page
           FROM musterd.batches b
-         WHERE b.id = p_batch AND p_from <= b.rows AND p_to >= 1 AND p_from <= p_to),
+         WHERE b.id = p_batch AND p_from <= b.rows AND p_to >= 1 AND p_from <= p_to AND musterd.may_see(p_batch)),
     i AS MATERIALIZED (
         SELECT c.first_line + t.n::int - 1 AS line, t.input
           FROM b
@@ -129,7 +246,7 @@ LANGUAGE sql STABLE ROWS 500 SET search_path = pg_catalog, pg_temp SET jit = off
          CROSS JOIN LATERAL string_to_table(c.inputs, E'\n') WITH ORDINALITY t (input, n)
          WHERE c.first_line + t.n::int - 1 <@ b.page),
     o AS MATERIALIZED (
-        SELECT z.line, o.attempt, z.result, z.outputs, o.finished_at
+        SELECT z.line, o.attempt, z.result, z.outputs, o.finished_at, o.started_at, o.run_seconds
           FROM b
           -- An outcome lies within one stripe of 10,000 lines: those of a page begin behind the start of its first stripe.
           JOIN musterd.outcomes o ON o.batch_id = p_batch AND o.first_line > 0 AND o.first_line < upper(b.page)
@@ -150,7 +267,8 @@ LANGUAGE sql STABLE ROWS 500 SET search_path = pg_catalog, pg_temp SET jit = off
                 WHEN k.owned THEN 'running'
                 ELSE 'queued' END::musterd.state,
            COALESCE(o.attempt, f.attempt, k.attempt), i.input::json, NULLIF(o.result, '')::json, f.error,
-           NULLIF(o.outputs, '')::json, COALESCE(o.finished_at, f.finished_at)
+           NULLIF(o.outputs, '')::json, COALESCE(o.finished_at, f.finished_at), COALESCE(o.started_at, f.started_at),
+           COALESCE(o.run_seconds, f.run_seconds)
       FROM b
      CROSS JOIN i
       LEFT JOIN o ON o.line = i.line
@@ -162,10 +280,12 @@ $$;
 COMMENT ON FUNCTION musterd.batch_rows(bigint, int, int) IS
     'A page of a batch: lines p_from to p_to in order, each with its input as it was submitted, its state and what became of it. '
     'The state is the outcome''s; else aborted if the batch has ended; else running if an owned block has the line; else queued. '
-    'attempt is the one that ended, is running or comes next; null for a line that was never claimed.';
+    'attempt is the one that ended, is running or comes next; null for a line that was never claimed. Of a batch that the caller '
+    'may not read there are no lines.';
 
 CREATE FUNCTION musterd.batch_row(p_batch bigint, p_line int)
-RETURNS TABLE (line int, state musterd.state, attempt int, input json, result json, error text, outputs json, finished_at timestamptz)
+RETURNS TABLE (line int, state musterd.state, attempt int, input json, result json, error text, outputs json, finished_at timestamptz,
+               started_at timestamptz, run_seconds real)
 LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT * FROM musterd.batch_rows(p_batch, p_line, p_line)
 $$;
@@ -192,7 +312,7 @@ SELECT b.id,
        t.finished_at,
        b.outputs
   FROM musterd.batches b
-  JOIN musterd.tasks t ON t.id = b.id
+  JOIN musterd.task_records t ON t.id = b.id
  CROSS JOIN LATERAL (
       SELECT COALESCE(b.succeeded, sum(o.succeeded), 0)::int AS succeeded,
              COALESCE(b.failed, sum(o.failed) FILTER (WHERE o.generation = b.generation), 0)::int AS failed
@@ -208,6 +328,15 @@ SELECT b.id,
 COMMENT ON VIEW musterd.batch_progress IS
     'One line per batch: state and counts. While it runs the counts come from outcomes and blocks, after its end from the '
     'summary. queued is what is left; state is queued as long as no line was ever claimed.';
+
+-- What producers read. A barrier: no function of theirs sees a row before it is known to be their own.
+CREATE VIEW musterd.my_tasks WITH (security_barrier) AS
+SELECT t.* FROM musterd.tasks t WHERE t.submitted_by = (SELECT musterd.caller());
+COMMENT ON VIEW musterd.my_tasks IS 'Those of musterd.tasks that the caller submitted, and their children. For producers.';
+
+CREATE VIEW musterd.my_batches WITH (security_barrier) AS
+SELECT p.* FROM musterd.batch_progress p JOIN musterd.task_records t ON t.id = p.id WHERE t.submitted_by = (SELECT musterd.caller());
+COMMENT ON VIEW musterd.my_batches IS 'Those of musterd.batch_progress that the caller submitted. For producers; their rows: batch_rows.';
 
 CREATE VIEW musterd.recorded_lines AS
     SELECT o.batch_id, (o.first_line - 1) / 10000 AS stripe, l.lines, true AS succeeded

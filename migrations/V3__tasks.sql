@@ -45,14 +45,15 @@ COMMENT ON FUNCTION musterd.check_key(text, text) IS 'Internal: refuses what can
 CREATE FUNCTION musterd.check_limits(p_of text, p_max_attempts int, p_timeout_name text, p_timeout interval) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF p_max_attempts < 1 THEN
+    IF p_max_attempts NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('max_attempts%s is %s', p_of, p_max_attempts),
-            HINT = 'It is 1 or more; left out, the worker''s retry.max_attempts.';
-    ELSIF p_timeout <= interval '0' OR p_timeout > interval '36600 days' THEN
+            HINT = 'It is 1 to 1000; left out, the worker''s retry.max_attempts.';
+    -- The timers of PostgreSQL end at 24.8 days.
+    ELSIF p_timeout <= interval '0' OR p_timeout > interval '24 days' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('%s%s is %s', p_timeout_name, p_of, p_timeout),
-            HINT = 'It is above zero and at most a hundred years; left out, the handler''s timeout.';
+            HINT = 'It is above zero and at most 24 days; left out, the handler''s timeout.';
     END IF;
 END $$;
 COMMENT ON FUNCTION musterd.check_limits(text, int, text, interval) IS 'Internal: refuses limits of attempts that cannot be.';
@@ -73,7 +74,7 @@ END $$;
 COMMENT ON FUNCTION musterd.due_at(timestamptz, interval) IS
     'Internal: when a task is due; what lies in the past is now, what is a hundred years ahead is refused.';
 
-CREATE FUNCTION musterd.check_task(p_task musterd.tasks) RETURNS void
+CREATE FUNCTION musterd.check_task(p_task musterd.task_records) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- A handler's reply may spawn many: say that it is one of them.
@@ -89,6 +90,11 @@ BEGIN
     END IF;
     IF p_task.idempotency_key IS NOT NULL THEN
         PERFORM musterd.check_key('idempotency_key' || v_of, p_task.idempotency_key);
+        IF p_task.idempotency_key ~ '^batch/[0-9]+/[0-9]+/done$' AND p_task.request_hash IS DISTINCT FROM 'on_done' THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                MESSAGE = format('idempotency_key%s is "%s", which belongs to the end of a batch', v_of, p_task.idempotency_key),
+                HINT = 'Choose a key that does not look like batch/ID/GENERATION/done.';
+        END IF;
     END IF;
     IF p_task.child_key IS NOT NULL THEN
         PERFORM musterd.check_key('child_key' || v_of, p_task.child_key);
@@ -96,7 +102,11 @@ BEGIN
     IF p_task.max_attempts IS NOT NULL OR p_task.timeout IS NOT NULL THEN
         PERFORM musterd.check_limits(v_of, p_task.max_attempts, 'timeout', p_task.timeout);
     END IF;
-    IF p_task.on_child_failure NOT IN ('wait', 'abort_siblings') THEN
+    IF p_task.priority NOT BETWEEN -1000000 AND 1000000 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('priority%s is %s', v_of, p_task.priority),
+            HINT = 'It is -1000000 to 1000000; smaller runs sooner, and left out it is 100.';
+    ELSIF p_task.on_child_failure NOT IN ('wait', 'abort_siblings') THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('on_child_failure%s is "%s"', v_of, left(p_task.on_child_failure, 100)),
             HINT = 'It is wait or abort_siblings.';
@@ -106,7 +116,7 @@ BEGIN
             HINT = 'Without one, use enqueue with a dedup_key or an idempotency_key.';
     END IF;
 END $$;
-COMMENT ON FUNCTION musterd.check_task(musterd.tasks) IS 'Internal: refuses what cannot be a task, however it is inserted.';
+COMMENT ON FUNCTION musterd.check_task(musterd.task_records) IS 'Internal: refuses what cannot be a task, however it is inserted.';
 
 -- --------------------------------------------------------------------------------------------------- a task is inserted
 
@@ -116,28 +126,46 @@ DECLARE
     v_self bigint := NULLIF(current_setting('musterd.task_id', true), '')::bigint;
 BEGIN
     RETURN v_self IS NOT NULL AND EXISTS (
-        SELECT FROM musterd.tasks t
-         WHERE t.id = v_self AND t.state = 'running' AND p_id IN (t.id, t.parent_id)
-           AND t.token::text = current_setting('musterd.task_token', true));
+        SELECT FROM musterd.task_records t
+          JOIN musterd.task_claims k ON k.number = t.ticket AND k.tasks @> t.id
+         WHERE t.id = v_self AND t.state = 'queued' AND p_id IN (t.id, t.parent_id)
+           AND k.token::text = current_setting('musterd.task_token', true));
 END $$;
 COMMENT ON FUNCTION musterd.runs_under(bigint) IS
     'Internal: whether this transaction is an attempt of the task, or of a child of it. A worker sets musterd.task_id and '
     'musterd.task_token for it, and commits it only while the token is still the task''s: until then neither can end. So '
     'nothing needs to be locked for as long as a procedure runs, and an abort need not wait for it.';
 
+CREATE FUNCTION musterd.check_submitter(p_id bigint) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_task record;
+BEGIN
+    -- Who submitted it never changes, so this look needs no lock; and a lock is not given to those who are refused.
+    SELECT t.submitted_by, COALESCE(t.parent_id, t.id) AS scope INTO v_task FROM musterd.task_records t WHERE t.id = p_id;
+    IF NOT FOUND OR v_task.submitted_by = musterd.caller() OR musterd.steers_all() OR musterd.runs_under(v_task.scope) THEN
+        RETURN;
+    END IF;
+    RAISE EXCEPTION 'task or batch % was not submitted by %', p_id, musterd.caller()
+        USING ERRCODE = 'insufficient_privilege', HINT = 'For what others submitted: GRANT musterd_operator TO this user.';
+END $$;
+COMMENT ON FUNCTION musterd.check_submitter(bigint) IS
+    'Internal: refuses (42501) a caller that neither submitted this task or batch nor may steer all, unless it is the task''s own attempt. '
+    'One that does not exist is the next statement''s matter.';
+
 CREATE FUNCTION musterd.enforce_no_grandchildren() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_parent musterd.tasks;
+    v_parent musterd.task_records;
 BEGIN
     IF TG_OP = 'UPDATE' THEN
         RAISE EXCEPTION 'task % cannot change its parent', OLD.id USING ERRCODE = 'check_violation';
     END IF;
     IF musterd.runs_under(NEW.parent_id) THEN
-        SELECT t.* INTO v_parent FROM musterd.tasks t WHERE t.id = NEW.parent_id;
+        SELECT t.* INTO v_parent FROM musterd.task_records t WHERE t.id = NEW.parent_id;
     ELSE
         -- The lock keeps the parent from ending until the child is committed; the answer is on the locked row itself.
-        SELECT t.* INTO v_parent FROM musterd.tasks t WHERE t.id = NEW.parent_id FOR SHARE;
+        SELECT t.* INTO v_parent FROM musterd.task_records t WHERE t.id = NEW.parent_id FOR SHARE;
     END IF;
     IF v_parent.id IS NULL THEN
         RAISE EXCEPTION 'no task % to be the parent of a % task', NEW.parent_id, NEW.command USING ERRCODE = 'no_data_found';
@@ -154,6 +182,7 @@ BEGIN
     END IF;
     NEW.queue := COALESCE(NEW.queue, v_parent.queue);
     NEW.priority := COALESCE(NEW.priority, v_parent.priority);
+    NEW.submitted_by := v_parent.submitted_by;
     RETURN NEW;
 END $$;
 COMMENT ON FUNCTION musterd.enforce_no_grandchildren() IS
@@ -171,6 +200,7 @@ BEGIN
     NEW.on_child_failure := COALESCE(NEW.on_child_failure, 'wait');
     -- The plain task, of which there are millions, is judged without a call.
     IF (musterd.is_name(NEW.command) AND musterd.is_name(NEW.queue) AND NEW.on_child_failure = 'wait'
+        AND NEW.priority BETWEEN -1000000 AND 1000000
         AND (NEW.dedup_key, NEW.idempotency_key, NEW.child_key, NEW.max_attempts, NEW.timeout) IS NULL) IS NOT TRUE THEN
         PERFORM musterd.check_task(NEW);
     END IF;
@@ -182,111 +212,226 @@ BEGIN
         NEW.not_before := musterd.due_at(NEW.not_before);
         NEW.run_at := 'infinity';
     END IF;
-    IF NEW.state IS NULL THEN
-        NEW.state := CASE WHEN NEW.run_at > clock_timestamp() THEN 'scheduled' ELSE 'queued' END;
-    END IF;
+    NEW.state := COALESCE(NEW.state, 'queued');
     RETURN NEW;
 END $$;
 COMMENT ON FUNCTION musterd.fill_in_task() IS
     'Trigger: INSERT INTO musterd.tasks (command, payload) is all a producer needs; what cannot be a task is refused in words.';
 
-CREATE FUNCTION musterd.wake_queues() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION musterd.issue_tickets(p_ids bigint[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_queue  text;
+    v_queues text[];
 BEGIN
-    -- Scheduled tasks too: a dispatcher that sleeps until the next due time has to look again. Not uncles, whose time is open.
-    PERFORM pg_notify('musterd_wake', q.queue)
-       FROM (SELECT DISTINCT f.queue FROM fresh f
-              WHERE f.state = 'queued' OR (f.state = 'scheduled' AND f.not_before IS NULL)) q;
+    IF cardinality(p_ids) = 1 THEN  -- as most are, and without the grouping half as dear
+        INSERT INTO musterd.task_tickets (queue, command, priority, parent_id, tasks, count, number, crashes, keyed, bytes, due_at, ready)
+        SELECT t.queue, t.command, t.priority, t.parent_id, int8multirange(int8range(t.id, t.id + 1)), 1, t.ticket, t.crashes,
+               t.dedup_key IS NOT NULL AND t.claimed_at IS NULL, pg_column_size(t.payload), t.run_at, t.run_at <= clock_timestamp()
+          FROM musterd.task_records t WHERE t.id = p_ids[1] AND t.state = 'queued' AND t.run_at < 'infinity'
+        RETURNING queue INTO v_queue;
+        IF FOUND THEN
+            PERFORM pg_notify('musterd_wake', v_queue);
+        END IF;
+        RETURN;
+    END IF;
+    WITH issued AS (
+        INSERT INTO musterd.task_tickets (queue, command, priority, parent_id, tasks, count, number, crashes, keyed, bytes, due_at, ready)
+        SELECT f.queue, f.command, f.priority, f.parent_id,
+               CASE WHEN count(*) = max(f.id) - min(f.id) + 1 THEN int8multirange(int8range(min(f.id), max(f.id) + 1))
+                    ELSE musterd.id_set(array_agg(f.id)) END,
+               count(*), f.ticket, f.crashes, f.keyed,
+               sum(f.bytes), f.run_at, f.run_at <= clock_timestamp()
+          FROM (SELECT t.id, t.queue, t.command, t.priority, t.parent_id, t.ticket, t.crashes, t.run_at, k.keyed,
+                       pg_column_size(t.payload) AS bytes,
+                       (row_number() OVER (PARTITION BY t.queue, t.command, t.priority, t.parent_id, t.ticket, t.crashes, t.run_at, k.keyed
+                                               ORDER BY t.id) - 1) / 500 AS place
+                  FROM musterd.task_records t
+                 CROSS JOIN LATERAL (SELECT t.dedup_key IS NOT NULL AND t.claimed_at IS NULL AS keyed) k
+                 WHERE t.id = ANY (p_ids) AND t.state = 'queued' AND t.run_at < 'infinity') f
+         GROUP BY f.queue, f.command, f.priority, f.parent_id, f.ticket, f.crashes, f.run_at, f.keyed, f.place
+         ORDER BY min(f.id)
+        RETURNING queue)
+    SELECT array_agg(DISTINCT i.queue) INTO v_queues FROM issued i;
+    -- What is for later, too: a dispatcher that sleeps until the next due time has to look again.
+    PERFORM pg_notify('musterd_wake', q.name) FROM unnest(v_queues) q (name);
+END $$;
+COMMENT ON FUNCTION musterd.issue_tickets(bigint[]) IS
+    'Internal: tickets for those of these tasks that are queued and whose time is known, with the numbers they have now; the caller has '
+    'raised them. Tasks that are alike share a ticket. One NOTIFY musterd_wake per queue.';
+
+CREATE FUNCTION musterd.issue_first_tickets() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    -- Not batches, whose rows are claimed, nor uncles, whose time is open.
+    v_ids bigint[] := ARRAY (SELECT f.id FROM fresh f WHERE f.state = 'queued' AND f.run_at < 'infinity');
+BEGIN
+    IF v_ids <> '{}' THEN
+        PERFORM musterd.issue_tickets(v_ids);
+    END IF;
     RETURN NULL;
 END $$;
-COMMENT ON FUNCTION musterd.wake_queues() IS 'Trigger: one NOTIFY musterd_wake per statement and queue.';
+COMMENT ON FUNCTION musterd.issue_first_tickets() IS 'Trigger: tickets for what a statement has inserted, and one NOTIFY musterd_wake per queue.';
+
+CREATE FUNCTION musterd.reissue_ticket() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- One that a worker holds runs on.
+    IF NOT EXISTS (SELECT FROM musterd.task_claims k WHERE k.tasks @> NEW.id AND k.number = NEW.ticket) THEN
+        UPDATE musterd.task_records t SET ticket = t.ticket + 1 WHERE t.id = NEW.id;
+        PERFORM musterd.issue_tickets(ARRAY[NEW.id]);
+    END IF;
+    RETURN NULL;
+END $$;
+COMMENT ON FUNCTION musterd.reissue_ticket() IS
+    'Trigger: an UPDATE by hand of what a ticket is made of (queue, command, priority, run_at) makes another one.';
 
 -- Triggers of a kind fire in the order of their names: enforce_… goes before fill_in_…, the parent's queue before the
 -- command's.
-CREATE TRIGGER enforce_no_grandchildren BEFORE INSERT ON musterd.tasks
+CREATE TRIGGER enforce_no_grandchildren BEFORE INSERT ON musterd.task_records
     FOR EACH ROW WHEN (NEW.parent_id IS NOT NULL) EXECUTE FUNCTION musterd.enforce_no_grandchildren();
-CREATE TRIGGER enforce_same_parent BEFORE UPDATE OF parent_id ON musterd.tasks
+CREATE TRIGGER enforce_same_parent BEFORE UPDATE OF parent_id ON musterd.task_records
     FOR EACH ROW WHEN (NEW.parent_id IS DISTINCT FROM OLD.parent_id) EXECUTE FUNCTION musterd.enforce_no_grandchildren();
-CREATE TRIGGER fill_in_task BEFORE INSERT ON musterd.tasks
+CREATE TRIGGER fill_in_task BEFORE INSERT ON musterd.task_records
     FOR EACH ROW EXECUTE FUNCTION musterd.fill_in_task();
-CREATE TRIGGER wake_queues AFTER INSERT ON musterd.tasks
-    REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION musterd.wake_queues();
+CREATE TRIGGER reissue_ticket AFTER UPDATE OF queue, command, priority, run_at ON musterd.task_records
+    FOR EACH ROW WHEN (NEW.state = 'queued' AND NEW.ticket = OLD.ticket
+                       AND (NEW.queue, NEW.command, NEW.priority, NEW.run_at) IS DISTINCT FROM (OLD.queue, OLD.command, OLD.priority, OLD.run_at))
+    EXECUTE FUNCTION musterd.reissue_ticket();
+CREATE TRIGGER issue_first_tickets AFTER INSERT ON musterd.task_records
+    REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION musterd.issue_first_tickets();
 
 -- ----------------------------------------------------------------------------------------------------------------- uncles
+-- The end of a task takes away the waits for it and waits for no lock: an uncle may be locked by a producer for as long as that
+-- likes. Those that could not be started in the same transaction are looked at after its commit, by a check of the uncle.
 
 CREATE FUNCTION musterd.start_ready_uncles(p_uncles bigint[]) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_now    timestamptz := clock_timestamp();
-    v_queues text[];
+    v_now     timestamptz := clock_timestamp();
+    v_started bigint[];
 BEGIN
     WITH started AS (
-        UPDATE musterd.tasks t
-           SET run_at = GREATEST(t.not_before, v_now),
-               not_before = NULL,
-               state = CASE WHEN t.state = 'scheduled' AND t.not_before <= v_now THEN 'queued' ELSE t.state END
+        UPDATE musterd.task_records t
+           SET run_at = GREATEST(t.not_before, v_now), not_before = NULL, ticket = t.ticket + 1
          WHERE t.id = ANY (p_uncles)
            AND t.not_before IS NOT NULL
-           AND t.state IN ('scheduled', 'held')
-           AND NOT EXISTS (SELECT FROM musterd.task_waits w WHERE w.task_id = t.id)
-        RETURNING t.queue)
-    SELECT COALESCE(array_agg(s.queue), '{}') INTO v_queues FROM started s;
-    PERFORM pg_notify('musterd_wake', q.queue) FROM (SELECT DISTINCT unnest(v_queues)) q (queue);
-    RETURN cardinality(v_queues);
+           AND t.state IN ('queued', 'held')
+           -- A wait for a task that has ended is one that nothing took away.
+           AND NOT EXISTS (SELECT FROM musterd.task_waits w JOIN musterd.task_records a ON a.id = w.after_id
+                            WHERE w.task_id = t.id AND NOT musterd.is_final(a.state))
+        RETURNING t.id)
+    SELECT COALESCE(array_agg(s.id), '{}') INTO v_started FROM started s;
+    PERFORM musterd.issue_tickets(v_started);
+    RETURN cardinality(v_started);
 END $$;
 COMMENT ON FUNCTION musterd.start_ready_uncles(bigint[]) IS
     'Internal: makes due those of the given, locked uncles that wait for nothing any more. Returns how many.';
 
-CREATE FUNCTION musterd.release_uncles(p_ended bigint[]) RETURNS int
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION musterd.release_uncles(p_ended bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
-    v_uncles bigint[];
+    v_uncles bigint[] := ARRAY (SELECT DISTINCT w.task_id FROM musterd.task_waits w WHERE w.after_id = ANY (p_ended));
+    v_locked bigint[];
 BEGIN
-    -- Lock all of them first: of two tasks that end at once, the second then sees what the first has deleted.
-    PERFORM 1 FROM musterd.tasks t
-      WHERE t.id = ANY (ARRAY (SELECT w.task_id FROM musterd.task_waits w WHERE w.after_id = ANY (p_ended)))
-      ORDER BY t.id FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN 0;
+    IF v_uncles = '{}' THEN
+        RETURN v_uncles;
     END IF;
-    WITH gone AS (DELETE FROM musterd.task_waits w WHERE w.after_id = ANY (p_ended) RETURNING w.task_id)
-    SELECT array_agg(DISTINCT g.task_id) INTO v_uncles FROM gone g;
-    RETURN musterd.start_ready_uncles(v_uncles);
+    -- Locked before the waits go: of two tasks that end at once, the second then sees what the first has deleted, or does not get
+    -- the lock and has the uncle looked at after its commit.
+    v_locked := ARRAY (SELECT t.id FROM musterd.task_records t WHERE t.id = ANY (v_uncles) ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED);
+    DELETE FROM musterd.task_waits w WHERE w.after_id = ANY (p_ended);
+    PERFORM musterd.start_ready_uncles(v_locked);
+    v_uncles := ARRAY (SELECT t.id FROM musterd.task_records t WHERE t.id = ANY (v_uncles) AND t.not_before IS NOT NULL);
+    PERFORM pg_notify('musterd_check', u::text) FROM unnest(v_uncles) u;
+    RETURN v_uncles;
 END $$;
 COMMENT ON FUNCTION musterd.release_uncles(bigint[]) IS
-    'Call it in the transaction that ends these tasks, after their state was written. Starts the uncles whose last '
-    'dependency this was; returns how many.';
+    'Call it in the transaction that ends these tasks, after their state was written. Starts the uncles whose last dependency this '
+    'was. Returns those that still wait: after the commit have them checked (complete_scope), for their last dependency may be ending '
+    'in another transaction, and a lock on them is not waited for.';
 
 CREATE FUNCTION musterd.sweep_uncles() RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_ended    bigint[];
-    v_orphans  bigint[];
-    v_released int;
+    v_ready bigint[];
 BEGIN
-    SELECT array_agg(DISTINCT w.after_id) INTO v_ended
-      FROM musterd.task_waits w JOIN musterd.tasks t ON t.id = w.after_id
-     WHERE musterd.is_final(t.state);
-    v_released := musterd.release_uncles(v_ended);
-    -- One order for all locks on uncles. A wait added after this look is seen by start_ready_uncles, in a newer snapshot.
-    v_orphans := ARRAY (
-        SELECT t.id FROM musterd.tasks t
-         WHERE t.state = 'scheduled' AND t.not_before IS NOT NULL
+    DELETE FROM musterd.task_waits w USING musterd.task_records t WHERE t.id = w.after_id AND musterd.is_final(t.state);
+    -- A wait added after this look is seen by start_ready_uncles, in a newer snapshot.
+    v_ready := ARRAY (
+        SELECT t.id FROM musterd.task_records t
+         WHERE t.state IN ('queued', 'held') AND t.not_before IS NOT NULL
            AND NOT EXISTS (SELECT FROM musterd.task_waits w WHERE w.task_id = t.id)
-         ORDER BY t.id FOR NO KEY UPDATE);
-    RETURN v_released + musterd.start_ready_uncles(v_orphans);
+         ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED);
+    RETURN musterd.start_ready_uncles(v_ready);
 END $$;
 COMMENT ON FUNCTION musterd.sweep_uncles() IS
     'For the periodic sweep: starts every uncle without an open dependency. 0 is the usual answer.';
 
+CREATE FUNCTION musterd.sweep_tickets() RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_lost bigint[];
+BEGIN
+    -- Locked by nothing and looked at again below: most of what this finds was claimed or issued a moment ago.
+    WITH known AS MATERIALIZED (
+        SELECT i.id, k.number FROM musterd.task_tickets k CROSS JOIN LATERAL musterd.task_ids(k.tasks) i (id)
+        UNION ALL
+        SELECT i.id, k.number FROM musterd.task_claims k CROSS JOIN LATERAL musterd.task_ids(k.tasks) i (id))
+    SELECT array_agg(t.id) INTO v_lost FROM musterd.task_records t
+     WHERE musterd.is_open(t.state) AND t.run_at < 'infinity' AND t.created_at < now() - interval '1 minute'
+       AND NOT EXISTS (SELECT FROM known k WHERE k.id = t.id AND k.number = t.ticket);
+    IF v_lost IS NULL THEN
+        RETURN 0;
+    END IF;
+    v_lost := ARRAY (SELECT t.id FROM musterd.task_records t WHERE t.id = ANY (v_lost) AND t.state = 'queued' ORDER BY t.id
+                        FOR NO KEY UPDATE SKIP LOCKED);
+    v_lost := ARRAY (
+        SELECT t.id FROM musterd.task_records t
+         WHERE t.id = ANY (v_lost)
+           AND NOT EXISTS (SELECT FROM musterd.task_tickets k WHERE k.tasks @> t.id AND k.number = t.ticket)
+           AND NOT EXISTS (SELECT FROM musterd.task_claims k WHERE k.tasks @> t.id AND k.number = t.ticket));
+    UPDATE musterd.task_records t SET ticket = t.ticket + 1 WHERE t.id = ANY (v_lost);
+    PERFORM musterd.issue_tickets(v_lost);
+    IF v_lost <> '{}' THEN
+        PERFORM musterd.record_event('tickets_reissued', p_detail => jsonb_build_object('tasks', cardinality(v_lost)));
+    END IF;
+    RETURN cardinality(v_lost);
+END $$;
+COMMENT ON FUNCTION musterd.sweep_tickets() IS
+    'For the periodic sweep: a ticket for every queued task that has none and that no worker holds, for whatever reason. 0 is the usual '
+    'answer.';
+
 -- ------------------------------------------------------------------------------------------------------- notifications
 
+-- In plpgsql, for its plan is kept: made again for each call it would cost more than all the rest.
+CREATE FUNCTION musterd.tell_states(p_ids bigint[], p_states musterd.state[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    -- One for each state, not one for each task: a NOTIFY a task costs a quarter of the speed. Of many that lie scattered, several:
+    -- a payload has an end.
+    PERFORM pg_notify('musterd_done', CASE WHEN g.first = g.last THEN jsonb_build_object('id', g.first, 'state', g.state)
+                                           ELSE jsonb_build_object('ids', g.ranges, 'state', g.state) END::text)
+      FROM (SELECT r.state, r.place, min(r.first) AS first, max(r.last) AS last,
+                   jsonb_agg(jsonb_build_array(r.first, r.last) ORDER BY r.first) AS ranges
+              FROM (SELECT u.state, min(u.id) AS first, max(u.id) AS last,
+                           (row_number() OVER (PARTITION BY u.state ORDER BY min(u.id)) - 1) / 150 AS place
+                      FROM (SELECT t.state, t.id, t.id - row_number() OVER (PARTITION BY t.state ORDER BY t.id) AS run
+                              FROM unnest(p_ids, p_states) t (id, state)) u
+                     GROUP BY u.state, u.run) r
+             GROUP BY r.state, r.place) g
+     ORDER BY g.first;
+END $$;
+COMMENT ON FUNCTION musterd.tell_states(bigint[], musterd.state[]) IS
+    'Internal: NOTIFY musterd_done for tasks that have just ended in these states: {"id", "state"} for one, {"ids": [[first, last], ...], '
+    '"state"} for many.';
+
 CREATE FUNCTION musterd.tell_ended(p_ids bigint[]) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT pg_notify('musterd_done', jsonb_build_object('id', t.id, 'state', t.state)::text)
-      FROM musterd.tasks t WHERE t.id = ANY (p_ids) ORDER BY t.id;
-$$;
-COMMENT ON FUNCTION musterd.tell_ended(bigint[]) IS 'Internal: NOTIFY musterd_done, {"id", "state"}, for tasks that have just ended.';
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM musterd.tell_states(array_agg(t.id), array_agg(t.state)) FROM musterd.task_records t WHERE t.id = ANY (p_ids);
+END $$;
+COMMENT ON FUNCTION musterd.tell_ended(bigint[]) IS 'Internal: tell_states for tasks that have just ended, in the states they have now.';
 
 CREATE FUNCTION musterd.wake_structured(p_queue text) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -301,7 +446,7 @@ CREATE FUNCTION musterd.has_pending_children(p_task_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN EXISTS (
-        SELECT FROM musterd.tasks t
+        SELECT FROM musterd.task_records t
          WHERE t.parent_id = p_task_id AND musterd.is_unfinished(t.state));
 END $$;
 COMMENT ON FUNCTION musterd.has_pending_children(bigint) IS 'Whether the task has children that have not ended.';
@@ -310,10 +455,34 @@ CREATE FUNCTION musterd.has_failed_siblings(p_task_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN EXISTS (
-        SELECT FROM musterd.tasks me JOIN musterd.tasks t ON t.parent_id = me.parent_id
+        SELECT FROM musterd.task_records me JOIN musterd.task_records t ON t.parent_id = me.parent_id
          WHERE me.id = p_task_id AND t.id <> me.id AND t.state IN ('failed', 'aborted'));
 END $$;
 COMMENT ON FUNCTION musterd.has_failed_siblings(bigint) IS 'Whether a sibling of the task has failed or was aborted.';
+
+CREATE FUNCTION musterd.set_result(p_result jsonb) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_task text := NULLIF(current_setting('musterd.task_id', true), '');
+BEGIN
+    IF octet_length(p_result::text) > 1048576 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('the result of task %s has %s bytes', v_task, octet_length(p_result::text)),
+            HINT = 'A result has at most 1 MiB. Store it in a table of your own, and where it is as the result.';
+    END IF;
+    IF v_task IS NOT NULL AND musterd.runs_under(v_task::bigint) THEN
+        UPDATE musterd.task_claims k
+           SET results = CASE WHEN p_result IS NULL THEN k.results - v_task
+                              ELSE COALESCE(k.results, '{}') || jsonb_build_object(v_task, p_result) END
+         WHERE k.token::text = current_setting('musterd.task_token', true);
+        RETURN;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+        MESSAGE = 'set_result is called outside of a task''s procedure',
+        HINT = 'Call it in the procedure that a worker, or process_tasks, calls for the task.';
+END $$;
+COMMENT ON FUNCTION musterd.set_result(jsonb) IS
+    'In the procedure of a task: the result that the task has when this attempt commits. The last call counts; null takes it back.';
 
 -- ------------------------------------------------------------------------------------------------------ the end of a parent
 
@@ -328,26 +497,24 @@ BEGIN
     -- never wait. A batch that another transaction has locked runs on; the next check of the parent tries it again.
     FOR v_batch IN
         SELECT b.id FROM musterd.batches b
-         WHERE b.id IN (SELECT t.id FROM musterd.tasks t
+         WHERE b.id IN (SELECT t.id FROM musterd.task_records t
                          WHERE t.parent_id = p_parent_id
                            AND musterd.is_unfinished(t.state))
            AND NOT b.aborting
          ORDER BY b.id FOR NO KEY UPDATE SKIP LOCKED
     LOOP
-        PERFORM 1 FROM musterd.tasks t WHERE t.id = v_batch FOR NO KEY UPDATE;
+        PERFORM 1 FROM musterd.task_records t WHERE t.id = v_batch FOR NO KEY UPDATE;
         PERFORM musterd.abort_batch(v_batch);
     END LOOP;
 
-    PERFORM 1 FROM musterd.tasks t
+    PERFORM 1 FROM musterd.task_records t
       WHERE t.parent_id = p_parent_id AND musterd.is_unfinished(t.state)
         AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id)
       ORDER BY t.id FOR NO KEY UPDATE;
-    v_running := ARRAY (
-        SELECT t.id FROM musterd.tasks t WHERE t.parent_id = p_parent_id AND t.state = 'running' AND t.worker IS NOT NULL);
+    v_running := ARRAY (SELECT t.id FROM musterd.tasks t WHERE t.parent_id = p_parent_id AND musterd.is_unfinished(t.state) AND t.worker IS NOT NULL);
     WITH ended AS (
-        UPDATE musterd.tasks t
-           SET state = 'aborted', error = 'aborted with its parent or siblings', finished_at = clock_timestamp(),
-               worker = NULL, token = NULL
+        UPDATE musterd.task_records t
+           SET state = 'aborted', error = 'aborted with its parent or siblings', finished_at = clock_timestamp()
          WHERE t.parent_id = p_parent_id AND musterd.is_unfinished(t.state)
            AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id)
         RETURNING t.id)
@@ -359,15 +526,15 @@ COMMENT ON FUNCTION musterd.abort_children(bigint) IS
     'Internal: aborts the open children of a task the caller has locked. Returns the plain tasks it ended; child batches '
     'end later, when their blocks are given back.';
 
-CREATE FUNCTION musterd.finish_parent(p_task musterd.tasks) RETURNS void
+CREATE FUNCTION musterd.finish_parent(p_task musterd.task_records) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_children int;
     v_failed   int;
 BEGIN
     SELECT count(*), count(*) FILTER (WHERE t.state <> 'succeeded') INTO v_children, v_failed
-      FROM musterd.tasks t WHERE t.parent_id = p_task.id;
-    UPDATE musterd.tasks t
+      FROM musterd.task_records t WHERE t.parent_id = p_task.id;
+    UPDATE musterd.task_records t
        SET state = CASE WHEN t.aborting THEN 'aborted'
                         WHEN t.error IS NOT NULL OR v_failed > 0 THEN 'failed'
                         ELSE 'succeeded' END::musterd.state,
@@ -377,28 +544,35 @@ BEGIN
            finished_at = clock_timestamp()
      WHERE t.id = p_task.id AND t.state = 'waiting';
 END $$;
-COMMENT ON FUNCTION musterd.finish_parent(musterd.tasks) IS
+COMMENT ON FUNCTION musterd.finish_parent(musterd.task_records) IS
     'Internal: the writes that end a waiting parent whose children have all ended. An aborted child counts as '
     'a failed one.';
 
 CREATE FUNCTION musterd.complete_parent(p_id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_task  musterd.tasks;
+    v_task  musterd.task_records;
     v_ended bigint[];
 BEGIN
-    SELECT t.* INTO v_task FROM musterd.tasks t WHERE t.id = p_id;
+    SELECT t.* INTO v_task FROM musterd.task_records t WHERE t.id = p_id;
     IF musterd.is_final(v_task.state) THEN
         RETURN 'ended';
     ELSIF v_task.state <> 'waiting' THEN
+        IF v_task.not_before IS NOT NULL THEN
+            PERFORM musterd.start_ready_uncles(ARRAY[p_id]);
+        END IF;
         RETURN 'open';
     END IF;
     IF v_task.aborting
        OR (v_task.on_child_failure = 'abort_siblings'
-           AND EXISTS (SELECT FROM musterd.tasks t WHERE t.parent_id = p_id AND t.state IN ('failed', 'aborted'))) THEN
+           AND EXISTS (SELECT FROM musterd.task_records t WHERE t.parent_id = p_id AND t.state IN ('failed', 'aborted'))) THEN
         v_ended := musterd.abort_children(p_id);
         PERFORM musterd.release_uncles(v_ended);
         PERFORM musterd.tell_ended(v_ended);
+        -- One that another transaction has locked was passed by: it is tried again.
+        IF EXISTS (SELECT FROM musterd.parents_aborting p WHERE p.id = p_id) THEN
+            RETURN 'locked';
+        END IF;
     END IF;
     IF musterd.has_pending_children(p_id) THEN
         RETURN 'open';
@@ -407,4 +581,5 @@ BEGIN
     RETURN 'completed';
 END $$;
 COMMENT ON FUNCTION musterd.complete_parent(bigint) IS
-    'Internal: complete_scopes for a task without rows, after the locks; its uncles and listeners are the caller''s.';
+    'Internal: complete_scopes for a task without rows, after the locks; its uncles and listeners are the caller''s. An uncle whose last '
+    'dependency has ended is started.';

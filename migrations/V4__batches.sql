@@ -7,7 +7,7 @@
 
 CREATE FUNCTION musterd.reserve_batch_id() RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT nextval(pg_get_serial_sequence('musterd.tasks', 'id'));
+    SELECT nextval(pg_get_serial_sequence('musterd.task_records', 'id'));
 $$;
 COMMENT ON FUNCTION musterd.reserve_batch_id() IS 'An id for open_batch, so that rows can be copied in before the batch exists.';
 
@@ -44,22 +44,22 @@ CREATE FUNCTION musterd.open_batch(p_id bigint, p_command text, p_queue text DEF
                                    p_request_hash bytea DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_task musterd.tasks;
+    v_task musterd.task_records;
     v_hold boolean := COALESCE(p_hold, false);
     v_id   bigint;
 BEGIN
     PERFORM musterd.check_batch(p_max_attempts, p_row_timeout, p_max_failed, p_max_failed_percent, p_on_done, p_on_budget);
     LOOP
-        INSERT INTO musterd.tasks (id, parent_id, queue, command, payload, priority, state, run_at, idempotency_key,
+        INSERT INTO musterd.task_records (id, parent_id, queue, command, payload, priority, state, run_at, idempotency_key,
                                    request_hash, traceparent)
         VALUES (p_id, p_parent_id, p_queue, p_command, p_context, p_priority,
                 -- Its rows may have taken a while to come; before that nothing was due.
                 CASE WHEN v_hold THEN 'held' ELSE 'running' END::musterd.state, clock_timestamp(), p_idempotency_key,
                 p_request_hash, p_traceparent)
-        ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+        ON CONFLICT (command, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING * INTO v_task;
         EXIT WHEN v_task.id IS NOT NULL;
-        v_id := musterd.find_by_idempotency_key(p_idempotency_key, p_request_hash);
+        v_id := musterd.find_by_idempotency_key(p_command, p_idempotency_key, p_request_hash);
         IF v_id IS NOT NULL THEN
             RETURN v_id;
         END IF;
@@ -197,6 +197,32 @@ END $$;
 COMMENT ON FUNCTION musterd.lock_for_append(bigint) IS
     'Internal: locks a batch that may still grow and returns its number of rows; raises when it may not.';
 
+CREATE FUNCTION musterd.find_append(p_id bigint, p_key text, p_request_hash bytea) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_known musterd.appends;
+BEGIN
+    PERFORM musterd.check_key('idempotency_key', p_key);
+    -- Under the batch's lock: of two that bring the same key the second finds what the first has written. Also of one that has ended:
+    -- a repeat must get its answer.
+    PERFORM 1 FROM musterd.batches b WHERE b.id = p_id FOR NO KEY UPDATE;
+    SELECT a.* INTO v_known FROM musterd.appends a WHERE a.batch_id = p_id AND a.idempotency_key = p_key;
+    IF v_known.request_hash IS DISTINCT FROM p_request_hash AND v_known.batch_id IS NOT NULL THEN
+        RAISE EXCEPTION 'idempotency key "%" was used to append other rows to batch %', p_key, p_id
+            USING ERRCODE = 'unique_violation', SCHEMA = 'musterd', TABLE = 'appends', CONSTRAINT = 'appends_pkey',
+                  HINT = 'Repeat the same rows to get the same answer, or choose a new key.';
+    END IF;
+    RETURN v_known.rows;
+END $$;
+COMMENT ON FUNCTION musterd.find_append(bigint, text, bytea) IS
+    'Internal: locks a batch; the number of rows it had after the append with this key, null if there was none, 23505 if it had other rows.';
+
+CREATE FUNCTION musterd.remember_append(p_id bigint, p_key text, p_request_hash bytea, p_rows int) RETURNS int
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO musterd.appends (batch_id, idempotency_key, request_hash, rows) VALUES (p_id, p_key, p_request_hash, p_rows) RETURNING rows
+$$;
+COMMENT ON FUNCTION musterd.remember_append(bigint, text, bytea, int) IS 'Internal: writes what find_append finds.';
+
 CREATE FUNCTION musterd.grow_batch(p_id bigint, p_added bigint) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -221,12 +247,21 @@ END $$;
 COMMENT ON FUNCTION musterd.append_texts(bigint, text[]) IS
     'Internal: append_rows for rows that were checked: JSON that jsonb can hold, without raw line feeds.';
 
-CREATE FUNCTION musterd.extend_batch(p_id bigint, p_staged regclass) RETURNS int
+CREATE FUNCTION musterd.extend_batch(p_id bigint, p_staged regclass, p_idempotency_key text DEFAULT NULL,
+                                     p_request_hash bytea DEFAULT NULL, OUT rows int, OUT repeated boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_last  int;
     v_added bigint;
 BEGIN
+    repeated := false;
+    IF p_idempotency_key IS NOT NULL THEN
+        rows := musterd.find_append(p_id, p_idempotency_key, p_request_hash);
+        IF rows IS NOT NULL THEN
+            repeated := true;
+            RETURN;
+        END IF;
+    END IF;
     v_last := musterd.lock_for_append(p_id);
     EXECUTE format('WITH added AS (
                         INSERT INTO musterd.chunks (batch_id, first_line, last_line, inputs)
@@ -234,11 +269,15 @@ BEGIN
                         RETURNING last_line - first_line + 1 AS rows)
                     SELECT COALESCE(sum(a.rows), 0) FROM added a', p_staged)
       INTO v_added USING p_id, v_last;
-    RETURN musterd.grow_batch(p_id, v_added);
+    rows := musterd.grow_batch(p_id, v_added);
+    IF p_idempotency_key IS NOT NULL THEN
+        PERFORM musterd.remember_append(p_id, p_idempotency_key, p_request_hash, rows);
+    END IF;
 END $$;
-COMMENT ON FUNCTION musterd.extend_batch(bigint, regclass) IS
+COMMENT ON FUNCTION musterd.extend_batch(bigint, regclass, text, bytea) IS
     'append_rows for chunks that were copied into a temporary table (first_line int, last_line int, inputs text) first, so '
-    'that the copy does not hold the batch''s lock. Their lines count from 1 and are moved behind the last line of the batch.';
+    'that the copy does not hold the batch''s lock. Their lines count from 1 and are moved behind the last line of the batch. '
+    'repeated: an append with this key had added them before, and rows is what the batch had then.';
 
 -- -------------------------------------------------------------------------------------------------------- how it is stopped
 
@@ -260,7 +299,7 @@ CREATE FUNCTION musterd.abort_batch(p_id bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE musterd.batches b SET aborting = true, open = false WHERE b.id = p_id AND b.summarized_at IS NULL;
-    UPDATE musterd.tasks t SET state = 'running' WHERE t.id = p_id AND t.state = 'held';
+    UPDATE musterd.task_records t SET state = 'running' WHERE t.id = p_id AND t.state = 'held';
     PERFORM musterd.drop_free_blocks(p_id);
     PERFORM pg_notify('musterd_abort', p_id::text);
 END $$;
@@ -302,13 +341,16 @@ BEGIN
         END IF;
     END LOOP;
     IF v_batch.on_budget = 'abort' THEN
-        PERFORM 1 FROM musterd.tasks t WHERE t.id = p_id FOR NO KEY UPDATE;
+        PERFORM 1 FROM musterd.task_records t WHERE t.id = p_id FOR NO KEY UPDATE;
         PERFORM musterd.abort_batch(p_id);
         verdict := 'aborting';
     ELSE
-        PERFORM musterd.hold(p_id);
+        UPDATE musterd.batches b SET open = false WHERE b.id = p_id;
+        UPDATE musterd.task_records t SET state = 'held' WHERE t.id = p_id;
         verdict := 'held';
     END IF;
+    PERFORM musterd.record_event('budget_' || v_batch.on_budget, p_batch => p_id,
+                                 p_detail => jsonb_build_object('failed', has_failed, 'allowed', may_fail));
 END $$;
 COMMENT ON FUNCTION musterd.check_budget(bigint) IS
     'Stops a batch with on_budget that has more failed rows than it may have; decided under its lock, of the generation and the '
@@ -389,6 +431,7 @@ BEGIN
     SELECT a.missing INTO v_missing FROM musterd.audit(p_id) a;
     v_lines := musterd.reopen_lines(v_batch, v_missing, v_batch.generation);
     IF v_lines > 0 THEN
+        PERFORM musterd.record_event('lines_reopened', p_batch => p_id, p_detail => jsonb_build_object('lines', v_lines));
         PERFORM pg_notify('musterd_wake', v_batch.queue);
     END IF;
     RETURN v_lines;
@@ -406,7 +449,7 @@ DECLARE
     v_allowed bigint := musterd.allowed_failures(p_batch.rows, p_batch.max_failed, p_batch.max_failed_percent);
     v_state   musterd.state;
     v_summary jsonb;
-    v_task    musterd.tasks;
+    v_task    musterd.task_records;
 BEGIN
     v_state := CASE WHEN p_batch.aborting THEN 'aborted' WHEN p_failed > v_allowed THEN 'failed' ELSE 'succeeded' END;
     UPDATE musterd.batches b
@@ -423,7 +466,7 @@ BEGIN
     v_summary := jsonb_build_object(
         'rows', p_batch.rows, 'succeeded', p_succeeded, 'failed', p_failed, 'aborted', v_aborted,
         'generation', p_batch.generation, 'outputs', COALESCE(p_outputs, p_batch.outputs));
-    UPDATE musterd.tasks t
+    UPDATE musterd.task_records t
        SET state = v_state, result = v_summary, finished_at = clock_timestamp(),
            error = CASE v_state
                        WHEN 'failed' THEN format('%s of %s rows failed, %s allowed', p_failed, p_batch.rows, v_allowed)
@@ -434,13 +477,14 @@ BEGIN
 
     -- The outbox: this task exists if and only if the batch has ended. Its key makes a repeat harmless.
     IF p_batch.on_done IS NOT NULL THEN
-        INSERT INTO musterd.tasks (command, payload, priority, idempotency_key, traceparent)
+        INSERT INTO musterd.task_records (command, payload, priority, request_hash, idempotency_key, traceparent, submitted_by)
         VALUES (p_batch.on_done,
                 v_summary || jsonb_build_object('batch_id', p_batch.id, 'state', v_state, 'context', v_task.payload),
-                p_batch.priority,
+                -- By the hash, which producers cannot choose, check_task knows that the key is ours.
+                p_batch.priority, 'on_done',
                 format('batch/%s/%s/done', p_batch.id, p_batch.generation),
-                v_task.traceparent)
-        ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING;
+                v_task.traceparent, v_task.submitted_by)
+        ON CONFLICT (command, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING;
     END IF;
     RETURN true;
 END $$;
@@ -527,18 +571,18 @@ BEGIN
     -- A caller that must not wait passes by those that another transaction has locked: one holds up only itself.
     IF p_wait THEN
         PERFORM 1 FROM musterd.batches b WHERE b.id = ANY (v_ids) ORDER BY b.id FOR NO KEY UPDATE;
-        PERFORM 1 FROM musterd.tasks t WHERE t.id = ANY (v_ids) ORDER BY t.id FOR NO KEY UPDATE;
+        PERFORM 1 FROM musterd.task_records t WHERE t.id = ANY (v_ids) ORDER BY t.id FOR NO KEY UPDATE;
     ELSE
         v_batches := ARRAY (SELECT b.id FROM musterd.batches b WHERE b.id = ANY (v_ids) ORDER BY b.id FOR NO KEY UPDATE SKIP LOCKED);
-        v_tasks := ARRAY (SELECT t.id FROM musterd.tasks t WHERE t.id = ANY (v_ids) ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED);
+        v_tasks := ARRAY (SELECT t.id FROM musterd.task_records t WHERE t.id = ANY (v_ids) ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED);
         v_ids := ARRAY (SELECT i FROM unnest(v_ids) i
-                         WHERE (i = ANY (v_tasks) OR NOT EXISTS (SELECT FROM musterd.tasks t WHERE t.id = i))
+                         WHERE (i = ANY (v_tasks) OR NOT EXISTS (SELECT FROM musterd.task_records t WHERE t.id = i))
                            AND (i = ANY (v_batches) OR NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = i)));
     END IF;
     FOREACH v_end IN ARRAY p_ends LOOP
         scope_id := v_end.id;
         answer := CASE WHEN v_end.id <> ALL (v_ids) THEN 'locked'
-                       WHEN NOT EXISTS (SELECT FROM musterd.tasks t WHERE t.id = v_end.id) THEN 'missing'
+                       WHEN NOT EXISTS (SELECT FROM musterd.task_records t WHERE t.id = v_end.id) THEN 'missing'
                        WHEN EXISTS (SELECT FROM musterd.batches b WHERE b.id = v_end.id)
                        THEN musterd.complete_batch(v_end.id, v_end.generation, v_end.rows, v_end.succeeded, v_end.failed,
                                                    v_end.recorded, v_end.outputs)
@@ -553,7 +597,7 @@ BEGIN
         PERFORM musterd.release_uncles(v_ended);
         PERFORM musterd.tell_ended(v_ended);
         PERFORM musterd.wake_structured(q.queue)
-           FROM (SELECT DISTINCT t.queue FROM musterd.tasks t WHERE t.id = ANY (v_ended)) q;
+           FROM (SELECT DISTINCT t.queue FROM musterd.task_records t WHERE t.id = ANY (v_ended)) q;
     END IF;
 END $$;
 COMMENT ON FUNCTION musterd.complete_scopes(musterd.scope_end[], boolean, boolean) IS
@@ -607,8 +651,8 @@ DECLARE
     v_lines int4multirange;
 BEGIN
     WITH moved AS (DELETE FROM musterd.failures f WHERE f.batch_id = p_batch.id RETURNING f.*),
-    kept AS (INSERT INTO musterd.failures_history (batch_id, line, generation, attempt, error, finished_at)
-             SELECT m.batch_id, m.line, m.generation, m.attempt, m.error, m.finished_at FROM moved m RETURNING line)
+    kept AS (INSERT INTO musterd.failures_history (batch_id, line, generation, attempt, error, finished_at, started_at, run_seconds)
+             SELECT m.batch_id, m.line, m.generation, m.attempt, m.error, m.finished_at, m.started_at, m.run_seconds FROM moved m RETURNING line)
     SELECT COALESCE(range_agg(int4range(k.line, k.line + 1)), '{}') INTO v_lines FROM kept k;
     RETURN musterd.reopen_lines(p_batch, v_lines, p_batch.generation + 1);
 END $$;

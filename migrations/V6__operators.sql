@@ -1,30 +1,111 @@
--- What operators (and careful producers) call on tasks, batches and queues: hold, release, abort, redrive, retry, pause, resume.
+-- What operators call on tasks, batches and queues, and producers on what they submitted: hold, release, abort, redrive, retry, pause, resume.
 --
 -- Rule of this file: lock first, then decide; and a second call changes nothing. hold, release and abort take batches and
--- tasks alike and return the state the thing is in afterwards ('aborting' for one that is on its way to aborted).
+-- tasks alike and return the state the thing is in afterwards ('aborting' for one that is on its way to aborted). What changes
+-- something writes an event in the same transaction.
+
+-- ----------------------------------------------------------------------------------------------------------------- events
+
+CREATE FUNCTION musterd.record_event(p_kind text, p_batch bigint DEFAULT NULL, p_task bigint DEFAULT NULL, p_worker text DEFAULT NULL,
+                                     p_detail jsonb DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_client text := NULLIF(current_setting('musterd.client', true), '');
+BEGIN
+    -- Any session may say that it acts for a client; a worker's alone is believed.
+    IF v_client IS NOT NULL AND pg_has_role(SESSION_USER, to_regrole('musterd_worker')::oid, 'MEMBER') IS NOT TRUE THEN
+        v_client := NULL;
+    END IF;
+    INSERT INTO musterd.events (kind, actor, client, worker, batch, task, detail)
+    VALUES (p_kind, SESSION_USER, left(v_client, 100), p_worker, p_batch, p_task, p_detail);
+END $$;
+COMMENT ON FUNCTION musterd.record_event(text, bigint, bigint, text, jsonb) IS
+    'Internal: an event with the login of this session as its actor, and the setting musterd.client as its client if this is a worker''s session.';
+
+CREATE FUNCTION musterd.record_steering(p_kind text, p_id bigint, p_detail jsonb DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM musterd.batches b WHERE b.id = p_id) THEN
+        PERFORM musterd.record_event(p_kind, p_batch => p_id, p_detail => p_detail);
+    ELSE
+        PERFORM musterd.record_event(p_kind, p_task => p_id, p_detail => p_detail);
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.record_steering(text, bigint, jsonb) IS 'Internal: an event of a batch or of a task, whichever has this id.';
+
+CREATE FUNCTION musterd.record_unbalanced(p_id bigint, p_missing int, p_doubled bigint, p_outside bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_detail jsonb := jsonb_build_object('missing', p_missing, 'doubled', p_doubled, 'outside', p_outside);
+BEGIN
+    -- It is looked at again and again: once for what was found.
+    IF v_detail IS DISTINCT FROM (SELECT e.detail FROM musterd.events e WHERE e.batch = p_id AND e.kind = 'unbalanced' ORDER BY e.id DESC LIMIT 1) THEN
+        PERFORM musterd.record_event('unbalanced', p_batch => p_id, p_detail => v_detail);
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.record_unbalanced(bigint, int, bigint, bigint) IS
+    'For workers: the lines of a batch that seemed to be over do not add up. An event, unless its last one said the same.';
+
+CREATE FUNCTION musterd.record_death() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM musterd.record_event('worker_dead', p_worker => NEW.id,
+                                 p_detail => jsonb_build_object('silent_seconds', round(EXTRACT(EPOCH FROM clock_timestamp() - NEW.seen_at), 1)));
+    RETURN NULL;
+END $$;
+COMMENT ON FUNCTION musterd.record_death() IS 'Trigger: an event for a worker that is declared dead.';
+CREATE TRIGGER record_death AFTER UPDATE OF state ON musterd.workers
+    FOR EACH ROW WHEN (NEW.state = 'dead' AND OLD.state <> 'dead') EXECUTE FUNCTION musterd.record_death();
 
 -- ------------------------------------------------------------------------------------------------------- hold and release
 
-CREATE FUNCTION musterd.lock_task(p_id bigint) RETURNS musterd.tasks
+CREATE FUNCTION musterd.check_isolation() RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'this needs READ COMMITTED, and the transaction is %', upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'active_sql_transaction',
+                  HINT = 'Say BEGIN ISOLATION LEVEL READ COMMITTED: an older snapshot cannot see what was committed while it waited for a lock.';
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.check_isolation() IS
+    'Internal: refuses isolation levels in which what is read after a lock was taken may be older than the lock.';
+
+CREATE FUNCTION musterd.lock_ticket(p_task musterd.task_records) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- A claim that is under way has it locked: what it made of it is seen by the statement after.
+    PERFORM 1 FROM musterd.task_tickets k
+      WHERE k.queue = p_task.queue AND k.command = p_task.command AND k.tasks @> p_task.id AND k.number = p_task.ticket
+      ORDER BY k.id FOR UPDATE;
+    RETURN NOT EXISTS (SELECT FROM musterd.task_claims k WHERE k.tasks @> p_task.id AND k.number = p_task.ticket);
+END $$;
+COMMENT ON FUNCTION musterd.lock_ticket(musterd.task_records) IS
+    'Internal: keeps a queued task, whose record the caller has locked, from being claimed until the transaction ends. False: a worker '
+    'holds it.';
+
+CREATE FUNCTION musterd.lock_task(p_id bigint) RETURNS musterd.task_records
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_task musterd.tasks;
+    v_task musterd.task_records;
 BEGIN
+    PERFORM musterd.check_isolation();
+    PERFORM musterd.check_submitter(p_id);
     PERFORM 1 FROM musterd.batches b WHERE b.id = p_id FOR NO KEY UPDATE;
-    PERFORM 1 FROM musterd.tasks t WHERE t.id = p_id FOR NO KEY UPDATE;
-    SELECT t.* INTO v_task FROM musterd.tasks t WHERE t.id = p_id;
+    PERFORM 1 FROM musterd.task_records t WHERE t.id = p_id FOR NO KEY UPDATE;
+    SELECT t.* INTO v_task FROM musterd.task_records t WHERE t.id = p_id;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no task or batch %', p_id USING ERRCODE = 'no_data_found';
     END IF;
     RETURN v_task;
 END $$;
-COMMENT ON FUNCTION musterd.lock_task(bigint) IS 'Internal: locks a task, and its batch first if it is one, and reads it then.';
+COMMENT ON FUNCTION musterd.lock_task(bigint) IS 'Internal: locks a task that the caller may steer, and its batch first if it is one, and reads it then.';
 
 CREATE FUNCTION musterd.hold(id bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    v_task  musterd.tasks := musterd.lock_task(hold.id);
+    v_task  musterd.task_records := musterd.lock_task(hold.id);
     v_batch musterd.batches;
 BEGIN
     SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = hold.id;
@@ -32,10 +113,13 @@ BEGIN
         RETURN 'aborting';
     ELSIF v_batch.open THEN
         UPDATE musterd.batches b SET open = false WHERE b.id = hold.id;
-    ELSIF v_batch.id IS NOT NULL OR v_task.state NOT IN ('queued', 'scheduled') THEN
+    ELSIF v_batch.id IS NOT NULL OR v_task.state <> 'queued' THEN
         RETURN v_task.state;
+    ELSIF NOT musterd.lock_ticket(v_task) THEN
+        RETURN 'running';
     END IF;
-    UPDATE musterd.tasks t SET state = 'held' WHERE t.id = hold.id;
+    UPDATE musterd.task_records t SET state = 'held' WHERE t.id = hold.id;
+    PERFORM musterd.record_steering('hold', hold.id);
     RETURN 'held';
 END $$;
 COMMENT ON FUNCTION musterd.hold(bigint) IS
@@ -51,19 +135,19 @@ BEGIN
     UPDATE musterd.batches b
        SET open = true, forgiven = CASE WHEN b.on_budget IS NULL THEN b.forgiven ELSE musterd.failed_now(b)::int END
      WHERE b.id = p_id RETURNING b.* INTO v_batch;
-    UPDATE musterd.tasks t SET state = 'running', run_at = now() WHERE t.id = p_id;
+    UPDATE musterd.task_records t SET state = 'running', run_at = now() WHERE t.id = p_id;
     PERFORM pg_notify('musterd_wake', v_batch.queue);
     IF v_batch.rows = 0 THEN
         IF musterd.complete_or_ask(p_id, v_batch.generation, 0, 0, 0) = 'completed' THEN
             PERFORM pg_notify('musterd_check', t.parent_id::text)
-               FROM musterd.tasks t WHERE t.id = p_id AND t.parent_id IS NOT NULL;
+               FROM musterd.task_records t WHERE t.id = p_id AND t.parent_id IS NOT NULL;
         END IF;
     ELSIF v_batch.next_line > v_batch.rows
           AND NOT EXISTS (SELECT FROM musterd.blocks k WHERE k.batch_id = p_id) THEN
         -- Its last row ended while it was held: no flush will ask for its end.
         PERFORM pg_notify('musterd_check', p_id::text);
     END IF;
-    RETURN (SELECT t.state FROM musterd.tasks t WHERE t.id = p_id);
+    RETURN (SELECT t.state FROM musterd.task_records t WHERE t.id = p_id);
 END $$;
 COMMENT ON FUNCTION musterd.release_batch(bigint) IS 'Internal: opens a held batch whose rows the caller has locked.';
 
@@ -71,21 +155,20 @@ CREATE FUNCTION musterd.release(id bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    v_task musterd.tasks := musterd.lock_task(release.id);
+    v_task musterd.task_records := musterd.lock_task(release.id);
 BEGIN
     IF EXISTS (SELECT FROM musterd.batches b WHERE b.id = release.id AND b.aborting AND b.summarized_at IS NULL) THEN
         RETURN 'aborting';
     ELSIF v_task.state <> 'held' THEN
-        RETURN v_task.state;
-    ELSIF EXISTS (SELECT FROM musterd.batches b WHERE b.id = release.id) THEN
+        RETURN (SELECT t.state FROM musterd.tasks t WHERE t.id = release.id);
+    END IF;
+    PERFORM musterd.record_steering('release', release.id);
+    IF EXISTS (SELECT FROM musterd.batches b WHERE b.id = release.id) THEN
         RETURN musterd.release_batch(release.id);
     END IF;
-    UPDATE musterd.tasks t
-       SET state = CASE WHEN t.run_at > clock_timestamp() THEN 'scheduled' ELSE 'queued' END::musterd.state,
-           run_at = GREATEST(t.run_at, now())
-     WHERE t.id = release.id RETURNING t.* INTO v_task;
-    PERFORM pg_notify('musterd_wake', v_task.queue);
-    RETURN v_task.state;
+    UPDATE musterd.task_records t SET state = 'queued', run_at = GREATEST(t.run_at, now()), ticket = t.ticket + 1 WHERE t.id = release.id;
+    PERFORM musterd.issue_tickets(ARRAY[release.id]);
+    RETURN (SELECT t.state FROM musterd.tasks t WHERE t.id = release.id);
 END $$;
 COMMENT ON FUNCTION musterd.release(bigint) IS
     'Lets a held batch or task go. A batch that has nothing left to run ends. Returns the state afterwards.';
@@ -95,34 +178,36 @@ COMMENT ON FUNCTION musterd.release(bigint) IS
 CREATE FUNCTION musterd.abort_task(p_id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_task  musterd.tasks;
+    v_task  musterd.task_records;
     v_ended bigint[];
 BEGIN
+    PERFORM musterd.check_isolation();
     -- Itself, its parent (which this end may end) and its child batches, in the one order.
     PERFORM 1 FROM musterd.batches b
-      WHERE b.id IN (SELECT t.id FROM musterd.tasks t WHERE t.parent_id = p_id) ORDER BY b.id FOR NO KEY UPDATE;
-    PERFORM 1 FROM musterd.tasks t
-      WHERE t.id = p_id OR t.id = (SELECT c.parent_id FROM musterd.tasks c WHERE c.id = p_id)
+      WHERE b.id IN (SELECT t.id FROM musterd.task_records t WHERE t.parent_id = p_id) ORDER BY b.id FOR NO KEY UPDATE;
+    PERFORM 1 FROM musterd.task_records t
+      WHERE t.id = p_id OR t.id = (SELECT c.parent_id FROM musterd.task_records c WHERE c.id = p_id)
       ORDER BY t.id FOR NO KEY UPDATE;
-    SELECT t.* INTO v_task FROM musterd.tasks t WHERE t.id = p_id;
+    SELECT t.* INTO v_task FROM musterd.task_records t WHERE t.id = p_id;
     IF musterd.is_final(v_task.state) THEN
         RETURN v_task.state;
+    ELSIF NOT v_task.aborting THEN
+        PERFORM musterd.record_event('abort', p_task => p_id);
     END IF;
 
     v_ended := musterd.abort_children(p_id);
     IF musterd.has_pending_children(p_id) THEN
         -- Child batches have blocks in hand. A parent ends after its children, so it waits for them.
-        UPDATE musterd.tasks t SET aborting = true, state = 'waiting', worker = NULL, token = NULL WHERE t.id = p_id;
+        UPDATE musterd.task_records t SET aborting = true, state = 'waiting' WHERE t.id = p_id;
     ELSE
-        UPDATE musterd.tasks t
-           SET state = 'aborted', error = 'aborted on request', finished_at = clock_timestamp(), worker = NULL, token = NULL,
+        UPDATE musterd.task_records t
+           SET state = 'aborted', error = 'aborted on request', finished_at = clock_timestamp(),
                run_at = COALESCE(t.not_before, t.run_at), not_before = NULL
          WHERE t.id = p_id;
-        DELETE FROM musterd.task_waits w WHERE w.task_id = p_id;
         v_ended := v_ended || p_id;
     END IF;
-    -- Without its token the outcome of the attempt in progress is refused; this tells its worker to stop trying.
-    IF v_task.worker IS NOT NULL THEN
+    -- The outcome of an attempt in progress is refused from now on; this tells its worker to stop trying.
+    IF EXISTS (SELECT FROM musterd.task_claims k WHERE k.tasks @> p_id AND k.number = v_task.ticket) THEN
         PERFORM pg_notify('musterd_abort', p_id::text);
     END IF;
     PERFORM musterd.release_uncles(v_ended);
@@ -140,18 +225,22 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_batch musterd.batches;
-    v_task  musterd.tasks;
+    v_task  musterd.task_records;
 BEGIN
     -- Whether it is a batch never changes, so this look needs no lock.
-    IF NOT EXISTS (SELECT FROM musterd.tasks t WHERE t.id = abort.id) THEN
+    IF NOT EXISTS (SELECT FROM musterd.task_records t WHERE t.id = abort.id) THEN
         RAISE EXCEPTION 'no task or batch %', abort.id USING ERRCODE = 'no_data_found';
     ELSIF NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = abort.id) THEN
+        PERFORM musterd.check_submitter(abort.id);
         RETURN musterd.abort_task(abort.id);
     END IF;
     v_task := musterd.lock_task(abort.id);
     SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = abort.id;
     IF v_batch.summarized_at IS NOT NULL THEN
         RETURN v_task.state;
+    END IF;
+    IF NOT v_batch.aborting THEN
+        PERFORM musterd.record_event('abort', p_batch => abort.id);
     END IF;
     PERFORM musterd.abort_batch(abort.id);
     RETURN 'aborting';
@@ -167,16 +256,18 @@ CREATE FUNCTION musterd.redrive(id bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    v_task  musterd.tasks;
+    v_task  musterd.task_records;
     v_batch musterd.batches;
+    v_lines int;
 BEGIN
+    PERFORM musterd.check_submitter(redrive.id);
     PERFORM 1 FROM musterd.batches b WHERE b.id = redrive.id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no batch %', redrive.id USING ERRCODE = 'no_data_found';
     END IF;
     -- The parent too, which is older: it must not end between our look and our commit.
-    PERFORM 1 FROM musterd.tasks t
-      WHERE t.id = (SELECT c.parent_id FROM musterd.tasks c WHERE c.id = redrive.id) FOR SHARE;
+    PERFORM 1 FROM musterd.task_records t
+      WHERE t.id = (SELECT c.parent_id FROM musterd.task_records c WHERE c.id = redrive.id) FOR SHARE;
     v_task := musterd.lock_task(redrive.id);
     SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = redrive.id;
     IF v_batch.summarized_at IS NULL THEN
@@ -186,17 +277,19 @@ BEGIN
             USING ERRCODE = 'check_violation', HINT = 'Export its rows and submit them as a new batch.';
     ELSIF v_batch.failed = 0 THEN
         RETURN v_task.state;
-    ELSIF EXISTS (SELECT FROM musterd.tasks p WHERE p.id = v_task.parent_id AND musterd.is_final(p.state)) THEN
+    ELSIF EXISTS (SELECT FROM musterd.task_records p WHERE p.id = v_task.parent_id AND musterd.is_final(p.state)) THEN
         RAISE EXCEPTION 'batch % belongs to task %, which has ended', redrive.id, v_task.parent_id
             USING ERRCODE = 'check_violation', HINT = 'Export its failed rows and submit them as a new batch.';
     END IF;
 
-    PERFORM musterd.reopen_failed_lines(v_batch);
+    v_lines := musterd.reopen_failed_lines(v_batch);
+    PERFORM musterd.record_event('redrive', p_batch => redrive.id,
+                                 p_detail => jsonb_build_object('rows', v_lines, 'generation', v_batch.generation + 1));
     UPDATE musterd.batches b
        SET generation = b.generation + 1, open = true, summarized_at = NULL, succeeded = NULL, failed = NULL, aborted = NULL,
            forgiven = 0, turn = nextval('musterd.turns')
      WHERE b.id = redrive.id;
-    UPDATE musterd.tasks t SET state = 'running', result = NULL, error = NULL, finished_at = NULL WHERE t.id = redrive.id;
+    UPDATE musterd.task_records t SET state = 'running', result = NULL, error = NULL, finished_at = NULL WHERE t.id = redrive.id;
     PERFORM pg_notify('musterd_wake', v_batch.queue);
     RETURN 'running';
 END $$;
@@ -211,34 +304,43 @@ CREATE FUNCTION musterd.retry_task(id bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    v_task musterd.tasks;
+    v_task  musterd.task_records;
+    v_waits boolean;
 BEGIN
+    PERFORM musterd.check_submitter(retry_task.id);
     -- The parent first: it must not end between our look and our commit.
-    PERFORM 1 FROM musterd.tasks t
-      WHERE t.id = (SELECT c.parent_id FROM musterd.tasks c WHERE c.id = retry_task.id) FOR SHARE;
+    PERFORM 1 FROM musterd.task_records t
+      WHERE t.id = (SELECT c.parent_id FROM musterd.task_records c WHERE c.id = retry_task.id) FOR SHARE;
     v_task := musterd.lock_task(retry_task.id);
-    IF v_task.state = 'scheduled' AND v_task.not_before IS NULL THEN
-        UPDATE musterd.tasks t SET state = 'queued', run_at = now() WHERE t.id = retry_task.id;
+    IF v_task.state = 'queued' AND v_task.not_before IS NULL AND v_task.run_at > clock_timestamp() THEN
+        IF NOT musterd.lock_ticket(v_task) THEN
+            RETURN 'running';
+        END IF;
+        UPDATE musterd.task_records t SET run_at = now(), ticket = t.ticket + 1 WHERE t.id = retry_task.id;
     ELSIF v_task.state NOT IN ('failed', 'aborted') THEN
-        RETURN v_task.state;
+        RETURN (SELECT t.state FROM musterd.tasks t WHERE t.id = retry_task.id);
     ELSIF EXISTS (SELECT FROM musterd.batches b WHERE b.id = retry_task.id) THEN
         RAISE EXCEPTION 'task % is a batch', retry_task.id
             USING ERRCODE = 'check_violation', HINT = format('To run its failed rows again: musterd.redrive(%s).', retry_task.id);
-    ELSIF EXISTS (SELECT FROM musterd.tasks p WHERE p.id = v_task.parent_id AND musterd.is_final(p.state)) THEN
+    ELSIF EXISTS (SELECT FROM musterd.task_records p WHERE p.id = v_task.parent_id AND musterd.is_final(p.state)) THEN
         RAISE EXCEPTION 'task % belongs to task %, which has ended', retry_task.id, v_task.parent_id
             USING ERRCODE = 'check_violation', HINT = 'Enqueue it again.';
-    ELSIF EXISTS (SELECT FROM musterd.tasks c WHERE c.parent_id = retry_task.id) THEN
+    ELSIF EXISTS (SELECT FROM musterd.task_records c WHERE c.parent_id = retry_task.id) THEN
         RAISE EXCEPTION 'task % has children, which have ended with it', retry_task.id
             USING ERRCODE = 'check_violation', HINT = 'Enqueue it again.';
     ELSE
         -- One that was never claimed would come back into its dedup window, and collide with a newer task there.
-        UPDATE musterd.tasks t
-           SET state = 'queued', run_at = now(), attempt = 1, crashes = 0, solo_crashes = 0, finished_at = NULL, aborting = false,
-               claimed_at = COALESCE(t.claimed_at, clock_timestamp())
+        -- An uncle that was aborted waits again for what has not ended.
+        v_waits := EXISTS (SELECT FROM musterd.task_waits w WHERE w.task_id = retry_task.id);
+        UPDATE musterd.task_records t
+           SET state = 'queued', run_at = CASE WHEN v_waits THEN 'infinity' ELSE now() END, not_before = CASE WHEN v_waits THEN now() END,
+               attempt = 1, crashes = 0, solo_crashes = 0, finished_at = NULL, aborting = false,
+               claimed_at = COALESCE(t.claimed_at, clock_timestamp()), ticket = t.ticket + 1
          WHERE t.id = retry_task.id;
     END IF;
-    PERFORM pg_notify('musterd_wake', v_task.queue);
-    RETURN 'queued';
+    PERFORM musterd.issue_tickets(ARRAY[retry_task.id]);
+    PERFORM musterd.record_event('retry', p_task => retry_task.id);
+    RETURN (SELECT t.state FROM musterd.tasks t WHERE t.id = retry_task.id);
 END $$;
 COMMENT ON FUNCTION musterd.retry_task(bigint) IS
     'By hand: runs a failed or aborted task again, from its first attempt, or a scheduled one at once. Returns the state '
@@ -247,22 +349,28 @@ COMMENT ON FUNCTION musterd.retry_task(bigint) IS
 -- ----------------------------------------------------------------------------------------------------------------- queues
 
 CREATE FUNCTION musterd.pause_queue(name text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM musterd.check_name('name', pause_queue.name);
     INSERT INTO musterd.queues AS q (name, paused, paused_at) VALUES (pause_queue.name, true, now())
     ON CONFLICT (name) DO UPDATE SET paused = true, paused_at = now(), updated_at = now() WHERE NOT q.paused;
+    IF FOUND THEN
+        PERFORM musterd.record_event('pause', p_detail => jsonb_build_object('queue', pause_queue.name));
+    END IF;
 END $$;
 COMMENT ON FUNCTION musterd.pause_queue(text) IS 'Nothing of this queue is claimed until resume_queue; what runs, runs on.';
 
 CREATE FUNCTION musterd.resume_queue(name text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM musterd.check_name('name', resume_queue.name);
     UPDATE musterd.queues q SET paused = false, paused_at = NULL, updated_at = now()
      WHERE q.name = resume_queue.name AND q.paused;
+    IF FOUND THEN
+        PERFORM musterd.record_event('resume', p_detail => jsonb_build_object('queue', resume_queue.name));
+    END IF;
     PERFORM pg_notify('musterd_wake', resume_queue.name);
 END $$;
 COMMENT ON FUNCTION musterd.resume_queue(text) IS 'Ends a pause; batches that were held stay held.';

@@ -4,6 +4,7 @@ pub mod batches;
 pub mod blocks;
 pub mod connect;
 pub mod depths;
+pub mod events;
 pub mod export;
 pub mod facts;
 pub mod fault;
@@ -119,14 +120,14 @@ impl Config {
 
     /// Where the pools connect.
     pub fn target(&self) -> Result<Target, ParseError> {
-        let target = Target::parse(self.url.expose())?;
+        let target = Target::of(&self.url)?;
         Ok(if self.is_pooled() { target.unnamed() } else { target })
     }
 
     /// Where LISTEN, session locks and migrations connect: `direct_url`, else `url`.
     pub fn direct_target(&self) -> Result<Target, ParseError> {
         match &self.direct_url {
-            Some(url) => Target::parse(url.expose()),
+            Some(url) => Target::of(url),
             None => self.target(),
         }
     }

@@ -3,7 +3,7 @@
 use super::moment;
 use crate::{json::Json, lines::Lines, periodic::describe};
 use deadpool_postgres::Object;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, Error, GenericClient, Row, types::ToSql};
 use uuid::Uuid;
 
@@ -62,8 +62,8 @@ const LOOK: &str = "SELECT b.id, b.uid, b.generation, b.rows, b.aborting, a.succ
      WHERE b.id = ANY ($1)
     UNION ALL
     SELECT t.id, NULL, 0, 0, false, 0, 0, 0, 0, '{}', 0, false, true
-      FROM musterd.tasks t
-     WHERE t.id = ANY ($1) AND t.state = 'waiting'";
+      FROM musterd.task_records t
+     WHERE t.id = ANY ($1) AND (t.state = 'waiting' OR t.not_before IS NOT NULL)";
 
 /// Which of these scopes are over, each batch audited line by line. One statement, one snapshot: a batch that is closed
 /// in it stays closed, and its counts right, unless its generation or its number of rows changes.
@@ -237,7 +237,9 @@ pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Ve
           FROM musterd.batches_over b
          WHERE b.id = ANY ($1)
         UNION ALL
-        SELECT p.id, false, false FROM musterd.tasks p
+        SELECT p.id, false, false FROM musterd.uncles_ready p WHERE p.id = ANY ($1)
+        UNION ALL
+        SELECT p.id, false, false FROM musterd.task_records p
          WHERE p.id = ANY ($1) AND p.state = 'waiting'
            AND (p.aborting OR p.on_child_failure = 'abort_siblings'
                 OR EXISTS (SELECT FROM musterd.parents_over o WHERE o.id = p.id))
@@ -270,7 +272,8 @@ pub struct Over {
 /// Every scope that is over and was not finished: what the sweep is for.
 pub async fn unfinished(client: &Object) -> Result<Vec<i64>, Error> {
     const SQL: &str =
-        "SELECT b.id FROM musterd.batches_over b UNION ALL SELECT p.id FROM musterd.parents_over p";
+        "SELECT b.id FROM musterd.batches_over b UNION ALL SELECT p.id FROM musterd.parents_over p
+         UNION ALL SELECT p.id FROM musterd.parents_aborting p UNION ALL SELECT u.id FROM musterd.uncles_ready u";
     let rows = client.query(SQL, &[]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
@@ -300,7 +303,7 @@ pub async fn heal(client: &Object) -> Result<Vec<(i64, i32)>, Error> {
 }
 
 /// A batch as people see it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Progress {
     pub id: i64,
     pub state: String,
@@ -368,8 +371,7 @@ pub async fn progress(client: &impl GenericClient, id: i64) -> Result<Option<Pro
 
 /// The parents of tasks that have one.
 pub async fn parents_of(client: &Object, ids: &[i64]) -> Result<Vec<i64>, Error> {
-    const SQL: &str =
-        "SELECT DISTINCT t.parent_id FROM musterd.tasks t WHERE t.id = ANY ($1) AND t.parent_id IS NOT NULL";
+    const SQL: &str = "SELECT DISTINCT t.parent_id FROM musterd.task_records t WHERE t.id = ANY ($1) AND t.parent_id IS NOT NULL";
     let statement = client.prepare_cached(SQL).await?;
     Ok(client.query(&statement, &[&ids]).await?.iter().map(|row| row.get(0)).collect())
 }
@@ -378,6 +380,6 @@ pub async fn parents_of(client: &Object, ids: &[i64]) -> Result<Vec<i64>, Error>
 pub async fn aborting(client: &Client, ids: &[i64]) -> Result<Vec<i64>, Error> {
     const SQL: &str = "SELECT b.id FROM musterd.batches b WHERE b.id = ANY ($1) AND b.aborting
         UNION ALL
-        SELECT t.id FROM musterd.tasks t WHERE t.id = ANY ($1) AND (t.state = 'aborted' OR t.aborting)";
+        SELECT t.id FROM musterd.task_records t WHERE t.id = ANY ($1) AND (t.state = 'aborted' OR t.aborting)";
     Ok(client.query(SQL, &[&ids]).await?.iter().map(|row| row.get(0)).collect())
 }

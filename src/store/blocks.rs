@@ -48,6 +48,8 @@ pub struct Block {
     pub attempt: i32,
     /// A line that some process died with: it runs with nothing beside it.
     pub solo: bool,
+    /// Processes that died with it.
+    pub crashes: i32,
     /// Seconds from the submit of the batch, or from being due, to this claim. `None`: there was work before it.
     pub waited: Option<f64>,
 }
@@ -222,6 +224,16 @@ pub async fn take_solo(client: &Object, wanted: &Wanted<'_>) -> Result<Option<Bl
     Ok(row.as_ref().map(Block::read))
 }
 
+/// Seconds until the next free block of a queue is due that is not due now.
+pub async fn next_due(client: &Object, queue: &str) -> Result<Option<f64>, QueryError> {
+    const SQL: &str =
+        "SELECT EXTRACT(EPOCH FROM pg_catalog.min(f.available_at) - pg_catalog.clock_timestamp())::float8
+          FROM musterd.blocks f
+         WHERE f.worker IS NULL AND f.queue = $1 AND f.available_at > pg_catalog.clock_timestamp()";
+    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare asking when a block is due"))?;
+    Ok(client.query_one(&statement, &[&queue]).await.map_err(failed("ask when a block is due"))?.get(0))
+}
+
 /// From now on a death of this process is the block's doing. False: another worker has it.
 pub async fn mark_alone_if_held(client: &Object, block: BlockRef) -> Result<bool, QueryError> {
     const SQL: &str =
@@ -231,10 +243,18 @@ pub async fn mark_alone_if_held(client: &Object, block: BlockRef) -> Result<bool
     Ok(marked.map_err(failed("mark a block as alone"))? == 1)
 }
 
+/// Others run beside it from now on. False: another worker has it.
+pub async fn unmark_alone(client: &Object, block: BlockRef) -> Result<bool, QueryError> {
+    const SQL: &str = "UPDATE musterd.blocks SET alone_at = NULL WHERE id = $1 AND token = $2";
+    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare unmarking a block"))?;
+    let unmarked = client.execute(&statement, &[&block.id, &block.token]).await;
+    Ok(unmarked.map_err(failed("unmark a block as alone"))? == 1)
+}
+
 /// The blocks that hold these tokens.
 pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Block>, QueryError> {
     const SQL: &str =
-        "SELECT k.id, k.token, k.batch_id, b.uid, k.lines, k.generation, k.command, k.attempt, k.solo,
+        "SELECT k.id, k.token, k.batch_id, b.uid, k.lines, k.generation, k.command, k.attempt, k.solo, k.crashes,
                NULL::float8 AS waited
           FROM musterd.blocks k JOIN musterd.batches b ON b.id = k.batch_id
          WHERE k.worker IS NOT NULL AND k.token = ANY ($1)";
@@ -254,6 +274,7 @@ impl Block {
             command: row.get("command"),
             attempt: row.get("attempt"),
             solo: row.get("solo"),
+            crashes: row.get("crashes"),
             waited: row.get("waited"),
         }
     }

@@ -10,6 +10,7 @@ mod tests;
 mod tls;
 mod unnamed;
 mod verifier;
+mod watched;
 mod wire;
 
 use std::num::NonZeroU32;
@@ -17,18 +18,22 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use deadpool_postgres::{
-    Hook, HookError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
+    ClientWrapper, Connect, Hook, HookError, Manager, ManagerConfig, Metrics, Pool, PoolError,
+    RecyclingMethod, Runtime, TimeoutType,
 };
+use futures::future::BoxFuture;
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, SslMode as DriverMode, SslNegotiation};
-use tokio_postgres::{Client, Socket};
+use tokio_postgres::{Client, SimpleQueryMessage, Socket};
 use tracing::debug;
 
+use crate::renewed::Renewed;
 pub use error::{Cause, ConnectError};
 pub use parse_error::ParseError;
-pub use session::{Plans, SessionSettings};
+pub use session::{Plans, SessionSettings, milliseconds};
 pub use target::Target;
 pub use tls::{SslMode, TlsError};
+pub use watched::{Ending, Watched, WatchedObject, WatchedPool};
 use wire::{Asked, MakeWire, Purpose};
 
 /// How long a pool may take to hand out, make or check a connection.
@@ -64,6 +69,7 @@ impl Target {
     /// The same, with sessions pinned from their first moment: for connections of our own that no pooler sees. What the
     /// string itself asks for in `options` is kept.
     pub fn pinned(mut self) -> Self {
+        self.pinned = true;
         if self.driver.get_options().is_none() {
             self.driver.options(
                 "-c search_path=pg_catalog,pg_temp -c default_transaction_isolation=read\\ committed \
@@ -97,13 +103,15 @@ impl Target {
     /// What makes and checks the connections of a pool.
     pub fn manager(&self, application_name: &str) -> Result<Manager, ConnectError> {
         let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let (driver, tls) = self.driver(application_name)?;
-        Ok(Manager::from_config(driver, tls, recycling))
+        let (looked, made, name) = (self.clone(), self.clone(), application_name.to_owned());
+        let dialer = Renewed::new(self.hosts(), move || looked.stamps(), move || made.driver(&name))?;
+        let driver = dialer.get().0.clone();
+        Ok(Manager::from_connect(driver, Dialer(dialer), recycling))
     }
 
-    /// A pool of at most `size` connections, each pinned to `session` when it is made. Connects to nobody yet.
+    /// A pool of at most `size` connections, each pinned to `session` when it is made. Connects only when one is asked for.
     ///
-    /// `session` is `None` behind a transaction pooler and for sessions that run the users' procedures.
+    /// `session` is `None` behind a transaction pooler.
     pub fn pool(
         &self,
         size: NonZeroU32,
@@ -116,7 +124,8 @@ impl Target {
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(POOL_TIMEOUT))
             .create_timeout(Some(POOL_TIMEOUT))
-            .recycle_timeout(Some(POOL_TIMEOUT));
+            .recycle_timeout(Some(POOL_TIMEOUT))
+            .pre_recycle(Hook::async_fn(|client, metrics| Box::pin(refuse_read_only(client, metrics))));
         if let Some(session) = session {
             builder = builder.post_create(Hook::async_fn(move |client, _| {
                 Box::pin(async move { session.apply(client).await.map_err(HookError::Backend) })
@@ -139,12 +148,12 @@ impl Target {
 
     /// What connects: the driver's own settings, and what makes its streams.
     fn driver(&self, application_name: &str) -> Result<(tokio_postgres::Config, MakeWire), TlsError> {
-        let mut driver = self.driver.clone();
+        let Self { mut driver, tls, unnamed, .. } = self.renewed();
         if driver.get_application_name().is_none() {
             driver.application_name(application_name);
         }
-        let mut wire = MakeWire { tls: self.tls.connector()?, translated: None };
-        if self.unnamed {
+        let mut wire = MakeWire { tls: tls.connector()?, translated: None };
+        if unnamed {
             let (mode, negotiation) = (driver.get_ssl_mode(), driver.get_ssl_negotiation());
             wire.translated = Some(Asked { mode, negotiation, purpose: Purpose::Session });
             // The driver then leaves everything from the first byte on to the connector.
@@ -158,6 +167,47 @@ impl Target {
         let each = self.driver.get_connect_timeout().copied().unwrap_or(POOL_TIMEOUT);
         let hosts = u32::try_from(self.driver.get_hosts().len()).unwrap_or(u32::MAX);
         each.saturating_mul(hosts.saturating_add(1))
+    }
+}
+
+/// A pooled session is asked whether it can write when it comes back after so many uses, or after so long.
+const USES: usize = 16;
+const IDLE: Duration = Duration::from_secs(30);
+
+/// Behind one address there may be another server now, on which nothing can be written: such a session is not handed out again.
+async fn refuse_read_only(client: &mut ClientWrapper, metrics: &Metrics) -> Result<(), HookError> {
+    if !metrics.recycle_count.is_multiple_of(USES) && metrics.last_used() < IDLE {
+        return Ok(());
+    }
+    let answer = client.simple_query("SHOW transaction_read_only").await.map_err(HookError::Backend)?;
+    let is_read_only = answer.iter().any(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0) == Some("on"),
+        _ => false,
+    });
+    if is_read_only { Err(HookError::message("the session is read-only")) } else { Ok(()) }
+}
+
+/// Makes the connections of a pool, each with the password and the certificates of its time.
+struct Dialer(Renewed<(tokio_postgres::Config, MakeWire)>);
+
+impl Connect for Dialer {
+    fn connect(
+        &self,
+        _: &tokio_postgres::Config,
+    ) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
+        let now = self.0.get();
+        let (driver, tls) = (now.0.clone(), now.1.clone());
+        Box::pin(async move {
+            let (client, connection) = driver.connect(tls).await?;
+            let drive = async move {
+                if let Err(error) = connection.await {
+                    debug!(error = &error as &dyn std::error::Error, "connection to PostgreSQL ended");
+                }
+            };
+            #[expect(clippy::disallowed_methods, reason = "ends with its client, which the pool keeps")]
+            let driving = tokio::spawn(drive);
+            Ok((client, driving))
+        })
     }
 }
 

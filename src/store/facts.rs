@@ -21,7 +21,7 @@ pub struct BatchFacts {
 pub async fn read(client: &Object, batch: i64, uid: Uuid) -> Result<Option<BatchFacts>, QueryError> {
     const SQL: &str = "SELECT t.payload, b.max_attempts,
                (EXTRACT(EPOCH FROM b.row_timeout) * 1000)::bigint, t.traceparent, b.on_budget IS NOT NULL
-          FROM musterd.batches b JOIN musterd.tasks t ON t.id = b.id WHERE b.id = $1 AND b.uid = $2";
+          FROM musterd.batches b JOIN musterd.task_records t ON t.id = b.id WHERE b.id = $1 AND b.uid = $2";
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare reading a batch"))?;
     let row = client.query_opt(&statement, &[&batch, &uid]).await.map_err(failed("read a batch"))?;
     Ok(row.map(|row| BatchFacts {

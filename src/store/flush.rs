@@ -9,7 +9,7 @@ pub use outcomes::{Append, Failure, Outcomes};
 
 use super::blocks::BlockRef;
 use crate::{failpoint, lines::Lines};
-use deadpool_postgres::{Object, Transaction};
+use deadpool_postgres::{ClientWrapper, Object};
 use std::time::Duration;
 use tokio_postgres::{Error, Row, types::ToSql};
 use uuid::Uuid;
@@ -23,6 +23,8 @@ pub struct Close {
     pub error: Option<String>,
     /// When the lines that were not started are due again.
     pub rest_after: Duration,
+    /// Why they were not started, if that was the handler's trouble.
+    pub rest_error: Option<String>,
 }
 
 /// What one flush writes for one block.
@@ -141,7 +143,7 @@ async fn run(
 }
 
 /// Writes outcomes of one block as part of a transaction of a handler, which commits only if this says so.
-pub async fn write_within(transaction: &Transaction<'_>, write: BlockWrite) -> Result<bool, Error> {
+pub async fn write_within(client: &ClientWrapper, write: BlockWrite) -> Result<bool, Error> {
     let mut blocks = [write];
     let columns = Columns::of(&mut blocks);
     let statements: [(&str, bool, Vec<&(dyn ToSql + Sync)>); 4] = [
@@ -152,8 +154,8 @@ pub async fn write_within(transaction: &Transaction<'_>, write: BlockWrite) -> R
     ];
     let mut answered = Vec::new();
     for (sql, _, params) in statements.iter().filter(|(_, needed, _)| *needed) {
-        let statement = transaction.prepare_cached(sql).await?;
-        answered = transaction.query(&statement, params).await?;
+        let statement = client.prepare_cached(sql).await?;
+        answered = client.query(&statement, params).await?;
     }
     Ok(answers(1, answered.iter())[0])
 }
@@ -191,7 +193,7 @@ pub async fn ask_about(client: &Object, blocks: &[&BlockWrite]) -> Result<Vec<Un
 }
 
 /// Which lines of a held block are still open; `None` when it is not held.
-pub async fn open_lines(client: &Object, block: BlockRef) -> Result<Option<Lines>, Error> {
+pub async fn open_lines(client: &ClientWrapper, block: BlockRef) -> Result<Option<Lines>, Error> {
     const SQL: &str = "SELECT b.lines FROM musterd.blocks b WHERE b.id = $1 AND b.token = $2";
     let statement = client.prepare_cached(SQL).await?;
     Ok(client.query_opt(&statement, &[&block.id, &block.token]).await?.map(|row| row.get(0)))
@@ -213,6 +215,9 @@ struct Columns<'a> {
     token: Vec<Uuid>,
     part: Vec<i32>,
     done: Vec<Lines>,
+    /// Seconds since the first row of the block started, and those that a row took.
+    age: Vec<Option<f64>>,
+    row_took: Vec<Option<f64>>,
     // By outcome.
     outcome_slot: Vec<i32>,
     lines: Vec<Lines>,
@@ -243,6 +248,7 @@ struct Ends<'a> {
     retry_wait: Vec<f64>,
     rest_wait: Vec<f64>,
     error: Vec<Option<&'a str>>,
+    rest_error: Vec<Option<&'a str>>,
 }
 
 impl<'a> Columns<'a> {
@@ -271,6 +277,8 @@ impl<'a> Columns<'a> {
         self.id.push(write.block.id);
         self.token.push(write.block.token);
         self.part.push(write.part);
+        self.age.push(write.outcomes.began().map(|began| began.elapsed().as_secs_f64()));
+        self.row_took.push(write.outcomes.row_took().map(|took| took.as_secs_f64()));
         for failure in write.outcomes.failures() {
             self.failure_slot.push(slot);
             self.failure_line.push(failure.line);
@@ -291,6 +299,7 @@ impl<'a> Columns<'a> {
             ends.retry_wait.push(close.retry_after.as_secs_f64());
             ends.rest_wait.push(close.rest_after.as_secs_f64());
             ends.error.push(close.error.as_deref());
+            ends.rest_error.push(close.rest_error.as_deref());
         }
         self.done.push(done);
     }
@@ -307,11 +316,22 @@ impl<'a> Columns<'a> {
             &self.failed,
             &self.results,
             &self.outputs,
+            &self.age,
+            &self.row_took,
         ]
     }
 
     fn failure_params(&self) -> Vec<&(dyn ToSql + Sync)> {
-        vec![&self.id, &self.token, &self.done, &self.failure_slot, &self.failure_line, &self.error]
+        vec![
+            &self.id,
+            &self.token,
+            &self.done,
+            &self.failure_slot,
+            &self.failure_line,
+            &self.error,
+            &self.age,
+            &self.row_took,
+        ]
     }
 
     fn append_params(&self) -> Vec<&(dyn ToSql + Sync)> {
@@ -325,6 +345,15 @@ impl Ends<'_> {
     }
 
     fn rest_params(&self) -> Vec<&(dyn ToSql + Sync)> {
-        vec![&self.id, &self.token, &self.done, &self.retry, &self.retry_wait, &self.rest_wait, &self.error]
+        vec![
+            &self.id,
+            &self.token,
+            &self.done,
+            &self.retry,
+            &self.retry_wait,
+            &self.rest_wait,
+            &self.error,
+            &self.rest_error,
+        ]
     }
 }

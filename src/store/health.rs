@@ -52,7 +52,7 @@ pub async fn missing_rights(client: &Client) -> Result<Vec<String>, Error> {
                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'musterd'
               CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) p (right_)
               WHERE c.relkind IN ('r', 'p')
-                AND c.relname IN ('tasks', 'batches', 'chunks', 'blocks', 'outcomes', 'failures', 'failures_history', 'workers')
+                AND c.relname IN ('task_records', 'task_tickets', 'task_claims', 'batches', 'chunks', 'blocks', 'outcomes', 'failures', 'failures_history', 'workers')
                 -- Written once, never changed.
                 AND NOT (c.relname IN ('chunks', 'outcomes', 'failures', 'failures_history') AND p.right_ = 'UPDATE')
                 AND NOT pg_catalog.has_table_privilege(c.oid, p.right_)",

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::worker_id::WorkerId;
 use futures::{StreamExt, channel::mpsc, stream};
-use std::time::Duration;
-use tokio::sync::watch;
+use std::{pin::pin, time::Duration};
+use tokio::{sync::watch, time::MissedTickBehavior};
 use tokio_postgres::{AsyncMessage, Client};
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +22,8 @@ pub enum News {
     Abort(i64),
     /// This scope may be over.
     Check(i64),
+    /// The connection does not answer, or does again after it did not: the session and its lock may be gone.
+    Doubt(bool),
     /// The connection is new, and the lock taken: anything may have been missed.
     AnythingMissed,
 }
@@ -50,8 +52,12 @@ const CHANNELS: &str = "LISTEN musterd_wake; LISTEN musterd_abort; LISTEN muster
 /// Notifications that wait to be looked at; further ones are dropped. What they said is found by asking.
 const MOST_NEWS: usize = 1_000;
 
-/// How often the connection is asked whether it still lives, and what a lost notification may have said.
+/// How often the connection is asked what a lost notification may have said; and how long an answer may take before it counts as
+/// lost.
 const PULSE: Duration = Duration::from_secs(5);
+/// How often a worker that holds something asks whether the connection still lives; an answer that takes as long is in doubt. Others
+/// take a worker for dead when its lock is gone for three seconds and no beat has come meanwhile.
+const PING: Duration = Duration::from_secs(1);
 
 /// Hands over news until `stop` or until the connection is lost.
 pub async fn listen(
@@ -73,7 +79,8 @@ pub async fn listen(
             lock(&client, &worker, key).await?;
         }
         tell(News::AnythingMissed);
-        let mut pulse = tokio::time::interval(PULSE);
+        let (mut pulse, mut ping) = (tokio::time::interval(PULSE), tokio::time::interval(PING));
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
@@ -88,15 +95,20 @@ pub async fn listen(
                     // Any session may send a notification: it is a hint, and the database is asked before anything is
                     // cancelled.
                     if !aborts.is_empty() {
-                        aborted(&client, aborts).await?.into_iter().for_each(|id| tell(News::Abort(id)));
+                        aborted(&client, aborts, &mut tell).await?.into_iter().for_each(|id| tell(News::Abort(id)));
                     }
                 }
                 name = renamed(&mut line) => publish(&client, &name, key).await?,
-                _ = pulse.tick() => {
-                    for batch in aborted(&client, held_batches()).await? {
-                        tell(News::Abort(batch));
+                // Without a statement: the server only has to answer. A worker with nothing in hand has nothing to lose.
+                _ = ping.tick(), if matches!(line, Line::Session(_)) => {
+                    if !held_batches().is_empty() {
+                        answered(client.batch_execute(""), &mut tell).await?;
                     }
                 }
+                _ = pulse.tick() => match held_batches() {
+                    held if held.is_empty() => answered(client.batch_execute(""), &mut tell).await?,
+                    held => aborted(&client, held, &mut tell).await?.into_iter().for_each(|id| tell(News::Abort(id))),
+                },
             }
         }
     };
@@ -127,13 +139,31 @@ async fn renamed(line: &mut Line) -> WorkerId {
     std::future::pending().await
 }
 
-async fn aborted(client: &Client, held: Vec<i64>) -> Result<Vec<i64>, ListenError> {
-    let asked = tokio::time::timeout(PULSE, batches::aborting(client, &held)).await;
-    match asked {
-        Ok(Ok(batches)) => Ok(batches),
-        Ok(Err(source)) => Err(ListenError::Lost { source: Some(source) }),
-        Err(_) => Err(ListenError::Lost { source: None }),
-    }
+async fn aborted(
+    client: &Client,
+    held: Vec<i64>,
+    tell: &mut impl FnMut(News),
+) -> Result<Vec<i64>, ListenError> {
+    answered(batches::aborting(client, &held), tell).await
+}
+
+/// Waits for an answer; a connection that is slow to give it is in doubt meanwhile.
+async fn answered<T>(
+    question: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    tell: &mut impl FnMut(News),
+) -> Result<T, ListenError> {
+    let mut question = pin!(question);
+    let answer = match tokio::time::timeout(PING, &mut question).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            tell(News::Doubt(true));
+            let late = tokio::time::timeout(PULSE - PING, question).await;
+            let answer = late.map_err(|_| ListenError::Lost { source: None })?;
+            tell(News::Doubt(false));
+            answer
+        }
+    };
+    answer.map_err(|source| ListenError::Lost { source: Some(source) })
 }
 
 /// Moves the bytes of the connection and picks the notifications out of them.

@@ -26,7 +26,7 @@ pub async fn batches(client: &Client, filter: &Filter) -> Result<Vec<Progress>, 
     const SQL: &str = "WITH page AS MATERIALIZED (
             SELECT b.id
               FROM musterd.batches b
-              JOIN musterd.tasks t ON t.id = b.id
+              JOIN musterd.task_records t ON t.id = b.id
              WHERE ($1::bigint IS NULL OR b.id < $1)
                AND ($2::text[] IS NULL
                     OR musterd.shown_state(t.state, b.next_line, b.generation, b.aborting)::text = ANY ($2))
@@ -79,6 +79,10 @@ pub struct RowView {
     pub input: Json,
     pub result: Option<Json>,
     pub finished_at: Option<jiff::Timestamp>,
+    /// When the handler started the first of the rows that were written with this one.
+    pub started_at: Option<jiff::Timestamp>,
+    /// How long it ran for a row, on average over those.
+    pub run_seconds: Option<f32>,
 }
 
 impl RowView {
@@ -106,10 +110,10 @@ pub async fn rows(
     limit: i64,
     most_bytes: usize,
 ) -> Result<RowPage, Error> {
-    let mut reader = Reader::new(client, batch, which, from);
+    let mut reader = Reader::new(batch, which, from);
     let (mut rows, mut bytes, mut is_cut) = (Vec::new(), 0_usize, false);
     while !is_cut && let Some(left @ 1..) = limit.checked_sub(rows.len() as i64) {
-        let Some(read) = reader.next_page(left, most_bytes).await? else { break };
+        let Some(read) = reader.next_page(client, left, most_bytes).await? else { break };
         for row in read {
             bytes = bytes.saturating_add(row.weight());
             is_cut |= bytes > most_bytes && !rows.is_empty();

@@ -6,6 +6,7 @@
 mod error;
 mod history;
 mod lock;
+mod worker_schema;
 
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ pub use error::{MigrateError, SchemaState};
 pub use history::{MigrationState, MigrationStatus};
 use history::{Verdict, judge};
 use lock::Lock;
+pub use worker_schema::{WorkerSchema, WorkerSchemaState, state as worker_schema};
 
 mod embedded {
     refinery::embed_migrations!("migrations");
@@ -49,6 +51,7 @@ pub struct Report {
     pub applied: Vec<Step>,
     /// The version the database is at now.
     pub version: i32,
+    pub worker_schema: WorkerSchemaState,
 }
 
 /// One migration of the binary.
@@ -62,15 +65,24 @@ pub struct Step {
 
 /// Applies what is missing. Of many at once one does the work, the others wait and find it done.
 pub async fn migrate(client: &mut Client) -> Result<Report, MigrateError> {
-    migrate_within(client, LOCK_WAIT).await
+    migrate_within(client, LOCK_WAIT, WorkerSchema::Keep).await
+}
+
+/// As [`migrate`], and installs the schema `worker`.
+pub async fn migrate_with_worker_schema(client: &mut Client) -> Result<Report, MigrateError> {
+    migrate_within(client, LOCK_WAIT, WorkerSchema::Install).await
 }
 
 /// As [`migrate`], with a wait of the caller's choosing for the other process.
 ///
 /// When this future is dropped half-way the lock stays with the session: close the connection.
-pub async fn migrate_within(client: &mut Client, wait: Duration) -> Result<Report, MigrateError> {
+pub async fn migrate_within(
+    client: &mut Client,
+    wait: Duration,
+    worker: WorkerSchema,
+) -> Result<Report, MigrateError> {
     let lock = Lock::acquire(client, wait).await?;
-    let outcome = Box::pin(apply(client)).await;
+    let outcome = Box::pin(apply(client, worker)).await;
     lock.release(client).await;
     outcome
 }
@@ -92,6 +104,11 @@ pub async fn pending(client: &Client) -> Result<Vec<Step>, MigrateError> {
     steps.retain(|step| is_pending(step.version));
     steps.sort_by_key(|step| step.version);
     Ok(steps)
+}
+
+/// What makes the schema `worker`, for `--dry-run`.
+pub fn worker_schema_sql() -> &'static str {
+    worker_schema::SQL
 }
 
 /// A schema that a worker can work with.
@@ -137,16 +154,16 @@ async fn serves(client: &Client, binary: i32) -> Result<bool, SchemaState> {
     Ok(oldest.is_some_and(|oldest| oldest <= binary))
 }
 
-async fn apply(client: &mut Client) -> Result<Report, MigrateError> {
+async fn apply(client: &mut Client, worker: WorkerSchema) -> Result<Report, MigrateError> {
     client.batch_execute(SETTINGS).await.map_err(|source| MigrateError::Prepare { source })?;
-    let outcome = apply_pinned(client).await;
+    let outcome = apply_pinned(client, worker).await;
     // A session that is gone has nothing to reset; one that is not must not keep our settings.
     let reset = client.batch_execute(RESET).await.map_err(|source| MigrateError::Prepare { source });
     let report = outcome?;
     reset.map(|()| report)
 }
 
-async fn apply_pinned(client: &mut Client) -> Result<Report, MigrateError> {
+async fn apply_pinned(client: &mut Client, worker: WorkerSchema) -> Result<Report, MigrateError> {
     let runner = runner();
     let status = history::read(client, runner.get_migrations()).await?;
     // Before anything is written: an old binary must leave a newer schema as it is.
@@ -158,12 +175,13 @@ async fn apply_pinned(client: &mut Client) -> Result<Report, MigrateError> {
         .batch_execute("SELECT musterd.grant_roles()")
         .await
         .map_err(|source| MigrateError::Prepare { source })?;
+    let worker_schema = worker_schema::apply(client, worker).await?;
     let applied: Vec<_> = done.applied_migrations().iter().map(Step::from).collect();
     for step in &applied {
         info!(version = step.version, name = step.name, "applied migration V{} {}", step.version, step.name);
     }
     let version = status.iter().map(|known| known.version).max().unwrap_or(0);
-    Ok(Report { applied, version })
+    Ok(Report { applied, version, worker_schema })
 }
 
 /// `CREATE SCHEMA IF NOT EXISTS` asks for the right to create even when there is nothing to create.

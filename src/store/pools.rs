@@ -36,18 +36,26 @@ pub struct Store {
 pub struct ApiPools {
     /// For a question and its answer.
     pub asks: Pool,
-    /// For uploads and exports, which take as long as their client does.
-    pub streams: Pool,
+    /// For uploads, whose statement takes as long as its client does.
+    pub uploads: Pool,
+    /// For exports, whose statements are short.
+    pub exports: Pool,
 }
 
 impl ApiPools {
-    pub fn open(config: &Config, asks: NonZeroU32, streams: NonZeroU32) -> Result<Self, OpenError> {
+    pub fn open(
+        config: &Config,
+        asks: NonZeroU32,
+        uploads: NonZeroU32,
+        exports: NonZeroU32,
+    ) -> Result<Self, OpenError> {
         let target = config.target()?;
         let usual = config.session();
         let patient = usual.map(|usual| SessionSettings { statement_timeout: Duration::ZERO, ..usual });
         Ok(Self {
             asks: target.pool(asks, "musterd api", usual)?,
-            streams: target.pool(streams, "musterd api", patient)?,
+            uploads: target.pool(uploads, "musterd api", patient)?,
+            exports: target.pool(exports, "musterd api", usual)?,
         })
     }
 }

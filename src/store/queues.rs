@@ -1,5 +1,6 @@
 //! Queues: what is in them, and whether they are paused.
 
+use super::events;
 use serde::Serialize;
 use tokio_postgres::{Error, GenericClient};
 
@@ -27,24 +28,28 @@ pub async fn list(client: &impl GenericClient) -> Result<Vec<Shown>, Error> {
     // By the partial indexes of what waits, runs or is scheduled: tasks that have ended are never read.
     const SQL: &str = "WITH names AS (
             SELECT q.name FROM musterd.queues q
-            UNION SELECT t.queue FROM musterd.tasks t WHERE t.state = 'queued'
-            UNION SELECT t.queue FROM musterd.tasks t WHERE t.state = 'scheduled'
-            UNION SELECT t.queue FROM musterd.tasks t WHERE t.state = 'waiting'
-            UNION SELECT t.queue FROM musterd.tasks t WHERE t.worker IS NOT NULL
+            UNION SELECT t.queue FROM musterd.task_records t WHERE musterd.is_open(t.state)
+            UNION SELECT t.queue FROM musterd.task_records t WHERE t.state = 'waiting'
             UNION SELECT b.queue FROM musterd.batches b WHERE b.summarized_at IS NULL)
         SELECT n.name, EXISTS (SELECT FROM musterd.paused_queues p WHERE p.name = n.name) AS paused,
                COALESCE(q.mode, 'parallel') AS mode, q.fibers, q.block_size,
-               (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.queue = n.name AND t.state = 'queued') AS tasks_queued,
-               (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.queue = n.name AND t.state = 'scheduled')
-                   AS tasks_scheduled,
-               (SELECT pg_catalog.count(*) FROM musterd.tasks t
-                 WHERE t.queue = n.name AND t.state = 'running' AND t.worker IS NOT NULL) AS tasks_running,
+               o.due - h.held AS tasks_queued, o.later AS tasks_scheduled, h.held AS tasks_running,
                (SELECT pg_catalog.count(*) FROM musterd.batches b WHERE b.queue = n.name AND b.summarized_at IS NULL)
                    AS batches_open,
                w.rows_queued, w.rows_held,
                (SELECT pg_catalog.count(*) FROM musterd.workers w
                  WHERE musterd.is_alive(w.state) AND n.name = ANY (w.queues)) AS workers
           FROM names n LEFT JOIN musterd.queues q ON q.name = n.name
+         CROSS JOIN LATERAL (
+               SELECT pg_catalog.count(*) FILTER (WHERE t.run_at <= pg_catalog.now()) AS due,
+                      pg_catalog.count(*) FILTER (WHERE t.run_at > pg_catalog.now()) AS later
+                 FROM musterd.task_records t WHERE t.queue = n.name AND musterd.is_open(t.state)) o
+         CROSS JOIN LATERAL (
+               SELECT pg_catalog.count(t.id) AS held
+                 FROM musterd.task_claims c
+                CROSS JOIN LATERAL musterd.task_ids(c.tasks) i (id)
+                 JOIN musterd.task_records t ON t.id = i.id AND t.state = 'queued' AND t.ticket = c.number
+                WHERE c.queue = n.name) h
          CROSS JOIN LATERAL (
                SELECT COALESCE(pg_catalog.sum(r.rows) FILTER (WHERE r.open), 0)::bigint AS rows_queued,
                       COALESCE(pg_catalog.sum(r.rows) FILTER (WHERE NOT r.open), 0)::bigint AS rows_held
@@ -76,17 +81,19 @@ pub async fn list(client: &impl GenericClient) -> Result<Vec<Shown>, Error> {
 pub async fn is_known(client: &impl GenericClient, name: &str) -> Result<bool, Error> {
     const SQL: &str = "SELECT EXISTS (SELECT FROM musterd.queues q WHERE q.name = $1)
             OR EXISTS (SELECT FROM musterd.commands c WHERE c.queue = $1)
-            OR EXISTS (SELECT FROM musterd.tasks t WHERE t.queue = $1 AND t.state = 'queued')
-            OR EXISTS (SELECT FROM musterd.tasks t WHERE t.queue = $1 AND t.state = 'scheduled')
+            OR EXISTS (SELECT FROM musterd.task_records t WHERE t.queue = $1 AND musterd.is_open(t.state))
             OR EXISTS (SELECT FROM musterd.batches b WHERE b.queue = $1 AND b.summarized_at IS NULL)";
     Ok(client.query_one(SQL, &[&name]).await?.get(0))
 }
 
-/// Nothing new starts in this queue until it is resumed, on any replica, whatever restarts meanwhile.
-pub async fn pause(client: &impl GenericClient, name: &str) -> Result<(), Error> {
-    client.query("SELECT musterd.pause_queue($1)", &[&name]).await.map(|_| ())
+/// Nothing new starts in this queue until it is resumed, on any replica, whatever restarts meanwhile. `by`: the name of the
+/// client that asks for it, for the event.
+pub async fn pause(client: &impl GenericClient, name: &str, by: Option<&str>) -> Result<(), Error> {
+    let sql = format!("SELECT musterd.pause_queue($1) WHERE {}", events::client_is(2));
+    client.query(&sql, &[&name, &by]).await.map(|_| ())
 }
 
-pub async fn resume(client: &impl GenericClient, name: &str) -> Result<(), Error> {
-    client.query("SELECT musterd.resume_queue($1)", &[&name]).await.map(|_| ())
+pub async fn resume(client: &impl GenericClient, name: &str, by: Option<&str>) -> Result<(), Error> {
+    let sql = format!("SELECT musterd.resume_queue($1) WHERE {}", events::client_is(2));
+    client.query(&sql, &[&name, &by]).await.map(|_| ())
 }

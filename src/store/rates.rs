@@ -1,11 +1,11 @@
 //! Rate limits that all replicas share: a row per handler, with the moment of the next free turn.
 
-use deadpool_postgres::Object;
+use deadpool_postgres::ClientWrapper;
 use std::time::Duration;
 use tokio_postgres::Error;
 
 /// Reserves the next turn, and says how long it is until then. Turns that nobody took are gone: there are no bursts.
-pub async fn reserve(client: &Object, name: &str, interval: Duration) -> Result<Duration, Error> {
+pub async fn reserve(client: &ClientWrapper, name: &str, interval: Duration) -> Result<Duration, Error> {
     // Losing a reservation in a crash of the server lets one request too many through; waiting for every one costs more.
     const SQL: &str = "WITH s AS MATERIALIZED (
             SELECT pg_catalog.set_config('synchronous_commit', 'off', true))

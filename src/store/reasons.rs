@@ -88,8 +88,9 @@ pub struct Unhandled {
 pub async fn unhandled(client: &impl GenericClient, queue: &str) -> Result<Vec<Unhandled>, Error> {
     const SQL: &str = concat!(
         "WITH waiting AS (
-            SELECT t.command, 1::bigint AS tasks, 0::bigint AS rows FROM musterd.tasks t
-             WHERE t.queue = $1 AND t.state = 'queued'
+            SELECT t.command, 1::bigint AS tasks, 0::bigint AS rows FROM musterd.task_records t
+             WHERE t.queue = $1 AND musterd.is_open(t.state) AND t.run_at <= pg_catalog.now()
+               AND NOT EXISTS (SELECT FROM musterd.task_claims c WHERE c.tasks @> t.id AND c.number = t.ticket)
             UNION ALL
             SELECT b.command, 0, b.rows - b.next_line + 1 FROM musterd.batches b
              WHERE b.queue = $1 AND b.open AND b.next_line <= b.rows
@@ -115,8 +116,16 @@ pub async fn unhandled(client: &impl GenericClient, queue: &str) -> Result<Vec<U
 pub async fn busy(client: &impl GenericClient, queue: &str, beside: Option<i64>) -> Result<i64, Error> {
     const SQL: &str = "SELECT (SELECT pg_catalog.count(*) FROM musterd.blocks k
                 WHERE k.worker IS NOT NULL AND k.queue = $1 AND k.batch_id IS DISTINCT FROM $2::bigint)
-            + (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.worker IS NOT NULL AND t.queue = $1)";
+            + (SELECT COALESCE(pg_catalog.sum(c.open), 0) FROM musterd.task_claims c WHERE c.queue = $1)::bigint";
     Ok(client.query_one(SQL, &[&queue, &beside]).await?.get(0))
+}
+
+/// Whether a queued task has what lets workers claim it.
+pub async fn has_ticket(client: &impl GenericClient, id: i64) -> Result<bool, Error> {
+    const SQL: &str = "SELECT EXISTS (SELECT FROM musterd.task_records t WHERE t.id = $1
+           AND (EXISTS (SELECT FROM musterd.task_tickets k WHERE k.tasks @> t.id AND k.number = t.ticket)
+                OR EXISTS (SELECT FROM musterd.task_claims c WHERE c.tasks @> t.id AND c.number = t.ticket)))";
+    Ok(client.query_one(SQL, &[&id]).await?.get(0))
 }
 
 /// Seconds since a worker was heard of last, if it may not be alive; `None` when it beats.
@@ -137,7 +146,7 @@ pub async fn silent_for(client: &impl GenericClient, worker: &str) -> Result<Opt
 
 /// The first batches of a queue that have nothing left to run and have not ended, and that are not new.
 pub async fn unended(client: &impl GenericClient, queue: &str) -> Result<Vec<i64>, Error> {
-    const SQL: &str = "SELECT b.id FROM musterd.batches_over b JOIN musterd.tasks t ON t.id = b.id
+    const SQL: &str = "SELECT b.id FROM musterd.batches_over b JOIN musterd.task_records t ON t.id = b.id
          WHERE b.queue = $1 AND t.run_at < pg_catalog.now() - interval '30 seconds'
          ORDER BY b.id LIMIT 100";
     Ok(client.query(SQL, &[&queue]).await?.iter().map(|row| row.get(0)).collect())
@@ -187,8 +196,10 @@ pub async fn open_children(
 
 /// Tasks of a queue that are due and have a better priority or came earlier.
 pub async fn tasks_ahead(client: &impl GenericClient, id: i64) -> Result<i64, Error> {
-    const SQL: &str = "SELECT pg_catalog.count(*) FROM musterd.tasks me JOIN musterd.tasks o
-            ON o.queue = me.queue AND o.state = 'queued' AND (o.priority, o.id) < (me.priority, me.id)
-         WHERE me.id = $1";
+    const SQL: &str = "SELECT pg_catalog.count(*) FROM musterd.task_records me JOIN musterd.task_records o
+            ON o.queue = me.queue AND musterd.is_open(o.state) AND o.run_at <= pg_catalog.now()
+               AND (o.priority, o.id) < (me.priority, me.id)
+         WHERE me.id = $1
+           AND NOT EXISTS (SELECT FROM musterd.task_claims c WHERE c.tasks @> o.id AND c.number = o.ticket)";
     Ok(client.query_one(SQL, &[&id]).await?.get(0))
 }

@@ -1,9 +1,6 @@
 //! Judging the dead and freeing what they held. Every decision is the server's: its clock, its locks, its rows.
 
-use super::{
-    blocks::BlockRef,
-    tasks::{self, TaskEnd, TaskRef, TaskWrite},
-};
+use super::blocks::BlockRef;
 use crate::failpoint;
 use deadpool_postgres::Object;
 use std::time::Duration;
@@ -52,32 +49,46 @@ pub async fn bury_if_lockless(client: &Object, suspect: &Lockless) -> Result<boo
     Ok(buried == 1)
 }
 
-/// Workers that have not beaten for longer than `ttl`. Nobody, when PostgreSQL itself has only just started: it kept
-/// the living from beating.
+/// Workers that have not beaten for longer than `ttl`. None, when PostgreSQL itself has only just started: it kept the living
+/// from beating. None either, when the judge's own beat is older than `own`, by the server's clock: that clock was set forward, and
+/// everybody looks silent.
 pub async fn silent(
     client: &Object,
     me: &str,
     ttl: Duration,
     settle: Duration,
+    own: Duration,
 ) -> Result<Vec<String>, Error> {
     const SQL: &str = "SELECT w.id FROM musterd.workers w
          WHERE w.state IN ('alive', 'draining') AND w.id <> $1
            AND w.seen_at < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $2)
            AND pg_catalog.clock_timestamp() - pg_catalog.pg_postmaster_start_time()
-               > pg_catalog.make_interval(secs => $3)";
+               > pg_catalog.make_interval(secs => $3)
+           AND EXISTS (SELECT FROM musterd.workers j WHERE j.id = $1
+                          AND j.seen_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $4))";
     let statement = client.prepare_cached(SQL).await?;
-    let rows = client.query(&statement, &[&me, &ttl.as_secs_f64(), &settle.as_secs_f64()]).await?;
+    let (ttl, settle, own) = (ttl.as_secs_f64(), settle.as_secs_f64(), own.as_secs_f64());
+    let rows = client.query(&statement, &[&me, &ttl, &settle, &own]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// Declares a worker dead that is still silent.
-pub async fn bury_if_silent(client: &Object, id: &str, ttl: Duration) -> Result<bool, Error> {
+/// Declares a worker dead that is still silent, while the judge's own beat is not older than `own`.
+pub async fn bury_if_silent(
+    client: &Object,
+    me: &str,
+    id: &str,
+    ttl: Duration,
+    own: Duration,
+) -> Result<bool, Error> {
     const SQL: &str = "UPDATE musterd.workers w
            SET state = 'dead', ended_at = pg_catalog.clock_timestamp()
          WHERE w.id = $1 AND w.state IN ('alive', 'draining')
-           AND w.seen_at < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $2)";
+           AND w.seen_at < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $2)
+           AND EXISTS (SELECT FROM musterd.workers j WHERE j.id = $3
+                          AND j.seen_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $4))";
     let statement = client.prepare_cached(SQL).await?;
-    Ok(client.execute(&statement, &[&id, &ttl.as_secs_f64()]).await? == 1)
+    let (ttl, own) = (ttl.as_secs_f64(), own.as_secs_f64());
+    Ok(client.execute(&statement, &[&id, &ttl, &me, &own]).await? == 1)
 }
 
 /// Of these names, those of workers that may hold something.
@@ -99,8 +110,26 @@ pub struct Freed {
     pub batches: Vec<i64>,
 }
 
+/// What dead workers are said to have been running. It decides nothing but what comes first.
+#[derive(Clone, Debug, Default)]
+pub struct Ran {
+    /// Of blocks.
+    pub tokens: Vec<Uuid>,
+    pub tasks: Vec<i64>,
+}
+
 /// Blocks freed in one transaction.
 const PAGE: i64 = 500;
+
+/// Whether there are blocks or tasks whose owner does not live.
+pub async fn has_orphans(client: &Object) -> Result<bool, Error> {
+    const SQL: &str = "SELECT EXISTS (SELECT FROM musterd.blocks b WHERE b.worker IS NOT NULL
+                   AND NOT EXISTS (SELECT FROM musterd.workers w WHERE w.id = b.worker AND musterd.is_alive(w.state)))
+            OR EXISTS (SELECT FROM musterd.task_claims c
+                WHERE NOT EXISTS (SELECT FROM musterd.workers w WHERE w.id = c.worker AND musterd.is_alive(w.state)))";
+    let statement = client.prepare_cached(SQL).await?;
+    Ok(client.query_one(&statement, &[]).await?.get(0))
+}
 
 /// Blocks whose owner does not live: dead, stopped, or nobody the list knows. A claim of theirs may have been under way
 /// when they were declared dead.
@@ -119,6 +148,7 @@ pub async fn free_if_held(
     client: &mut Object,
     orphans: &[(i64, Uuid)],
     max_crashes: u32,
+    ran: &Ran,
 ) -> Result<Freed, Error> {
     // A statement of its own: what follows must see what was committed while it was taken. Locked ones wait for the
     // next tick, one of them must not stop the others.
@@ -141,7 +171,7 @@ pub async fn free_if_held(
     let most = i32::try_from(max_crashes).unwrap_or(i32::MAX);
     let mut freed = Freed::default();
     let mut queues: Vec<String> = Vec::new();
-    for row in transaction.query(&free, &[&ids, &tokens, &most]).await? {
+    for row in transaction.query(&free, &[&ids, &tokens, &most, &ran.tokens]).await? {
         freed.blocks += 1;
         freed.lines += row.get::<_, i64>("lines") as u64;
         freed.failed += row.get::<_, i64>("failed") as u64;
@@ -169,55 +199,35 @@ pub struct FreedTasks {
 
 /// Puts tasks of owners that do not live back into their queues; what had started has one more crash on its record. One whose
 /// processes died `max_crashes` times while they ran it and nothing else is failed.
-pub async fn free_tasks(client: &mut Object, max_crashes: u32) -> Result<FreedTasks, Error> {
-    // A statement of its own, as for blocks. Locked ones wait for the next tick.
-    const LOCK: &str = "SELECT t.id, t.token, t.parent_id, t.solo_crashes + 1 AS deaths,
-               -- A zombie may claim after its end was declared; what it claimed then has harmed nobody.
-               NOT COALESCE(t.claimed_at > w.ended_at, false) AS started, t.alone_at IS NOT NULL AS alone
-          FROM musterd.tasks t
-          LEFT JOIN musterd.workers w ON w.id = t.worker
-         WHERE t.worker IS NOT NULL AND t.state = 'running'
-           AND (w.id IS NULL OR w.state NOT IN ('alive', 'draining'))
-         ORDER BY t.id LIMIT 500
-           FOR NO KEY UPDATE OF t SKIP LOCKED";
-    const FREE: &str = "WITH freed AS (
-            UPDATE musterd.tasks t
-               SET state = 'queued', worker = NULL, token = NULL, run_at = pg_catalog.now(), crashes = t.crashes + u.started::int,
-                   solo_crashes = t.solo_crashes + (u.started AND t.alone_at IS NOT NULL)::int
-              FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::bool[])) AS u (id, started)
-             WHERE t.id = u.id
-            RETURNING t.queue)
-        SELECT pg_catalog.pg_notify('musterd_wake', f.queue) FROM (SELECT DISTINCT queue FROM freed) f";
+pub async fn free_tasks(client: &Object, max_crashes: u32, ran: &Ran) -> Result<FreedTasks, Error> {
     let most = i32::try_from(max_crashes).unwrap_or(i32::MAX);
-    let transaction =
-        client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
-    let lock = transaction.prepare_cached(LOCK).await?;
-    let (mut ids, mut started, mut killers) = (Vec::<i64>::new(), Vec::<bool>::new(), Vec::new());
-    for row in transaction.query(&lock, &[]).await? {
-        let (id, deaths): (i64, i32) = (row.get("id"), row.get("deaths"));
-        if row.get("started") && row.get("alone") && deaths >= most {
-            let error = format!(
-                "the worker process died {deaths} times while it ran this task and nothing else (liveness.max_crashes)"
-            );
-            let task = TaskRef { id, token: row.get("token") };
-            killers.push(TaskWrite { task, parent: row.get("parent_id"), end: TaskEnd::Failed(error) });
-        } else {
-            ids.push(id);
-            started.push(row.get("started"));
-        }
-    }
-    let mut freed = FreedTasks { freed: ids.len() as u64, ..FreedTasks::default() };
-    if !ids.is_empty() {
-        let free = transaction.prepare_cached(FREE).await?;
-        transaction.query(&free, &[&ids, &started]).await?;
-    }
-    if !killers.is_empty() {
-        let failed = tasks::finish_if_held(&*transaction, &killers).await?;
-        freed.failed = failed.len() as u64;
-        freed.scopes = failed.into_values().filter_map(|finished| finished.scope).collect();
-    }
-    transaction.commit().await?;
-    Ok(freed)
+    free_claims(client, "", None, most, &ran.tasks).await
+}
+
+/// Frees claims of tasks that a living worker owns and does not know. Nothing was started, so nothing is charged.
+pub async fn give_back_tasks_if_owned(
+    client: &Object,
+    worker: &str,
+    tokens: &[Uuid],
+) -> Result<FreedTasks, Error> {
+    free_claims(client, worker, Some(tokens), i32::MAX, &[]).await
+}
+
+async fn free_claims(
+    client: &Object,
+    worker: &str,
+    tokens: Option<&[Uuid]>,
+    max_crashes: i32,
+    ran: &[i64],
+) -> Result<FreedTasks, Error> {
+    const SQL: &str = "SELECT f.freed, f.failed, f.scopes FROM musterd.free_claims($1, $2, $3, $4) f";
+    let statement = client.prepare_cached(SQL).await?;
+    let row = client.query_one(&statement, &[&worker, &tokens, &max_crashes, &ran]).await?;
+    Ok(FreedTasks {
+        freed: row.get::<_, i32>(0) as u64,
+        failed: row.get::<_, i32>(1) as u64,
+        scopes: row.get(2),
+    })
 }
 
 /// Workers that ended long ago and own nothing are taken off the list.
@@ -226,18 +236,25 @@ pub async fn strike_off(client: &Object, after: Duration) -> Result<u64, Error> 
          WHERE w.state IN ('dead', 'stopped')
            AND w.ended_at < pg_catalog.now() - pg_catalog.make_interval(secs => $1)
            AND NOT EXISTS (SELECT FROM musterd.blocks b WHERE b.worker = w.id)
-           AND NOT EXISTS (SELECT FROM musterd.tasks t WHERE t.worker = w.id)";
+           AND NOT EXISTS (SELECT FROM musterd.task_claims c WHERE c.worker = w.id)";
     let statement = client.prepare_cached(SQL).await?;
     client.execute(&statement, &[&after.as_secs_f64()]).await
 }
 
-/// What the list says a worker holds.
-pub async fn owned(client: &Object, worker: &str) -> Result<Vec<BlockRef>, Error> {
-    const SQL: &str = "SELECT b.id, b.token, b.batch_id FROM musterd.blocks b WHERE b.worker = $1";
+/// What the database says a worker holds: blocks, and the tokens of claims of tasks.
+pub async fn owned(client: &Object, worker: &str) -> Result<(Vec<BlockRef>, Vec<Uuid>), Error> {
+    const SQL: &str = "SELECT b.id, b.token, b.batch_id FROM musterd.blocks b WHERE b.worker = $1
+        UNION ALL SELECT NULL, c.token, NULL FROM musterd.task_claims c WHERE c.worker = $1";
     let statement = client.prepare_cached(SQL).await?;
-    let rows = client.query(&statement, &[&worker]).await?;
-    let read = |row: &tokio_postgres::Row| BlockRef { id: row.get(0), token: row.get(1), batch: row.get(2) };
-    Ok(rows.iter().map(read).collect())
+    let (mut blocks, mut claims) = (Vec::new(), Vec::new());
+    for row in client.query(&statement, &[&worker]).await? {
+        let token = row.get(1);
+        match (row.get(0), row.get(2)) {
+            (Some(id), Some(batch)) => blocks.push(BlockRef { id, token, batch }),
+            _ => claims.push(token),
+        }
+    }
+    Ok((blocks, claims))
 }
 
 /// Frees blocks that a living worker owns and does not hold. Nothing was started, so nothing is charged.

@@ -1,5 +1,6 @@
 //! Holding, releasing, aborting and redriving batches: the functions of the SQL API, with answers that a person can read.
 
+use super::events;
 use tokio_postgres::{Client, Error, error::SqlState};
 
 #[derive(Debug, thiserror::Error)]
@@ -30,16 +31,16 @@ impl Steer {
     }
 }
 
-/// Steers a batch; the state it is in afterwards. `aborting` is a batch on its way to `aborted`.
-pub async fn steer(client: &Client, id: i64, what: Steer) -> Result<String, SteeringError> {
+/// Steers a batch; the state it is in afterwards. `aborting` is a batch on its way to `aborted`. `by`: the name of the client that
+/// asks for it, for the event.
+pub async fn steer(client: &Client, id: i64, what: Steer, by: Option<&str>) -> Result<String, SteeringError> {
     // The functions take tasks as well; here an id is a batch's or a mistake.
-    let sql = match what {
-        Steer::Hold => "SELECT musterd.hold(b.id) FROM musterd.batches b WHERE b.id = $1",
-        Steer::Release => "SELECT musterd.release(b.id) FROM musterd.batches b WHERE b.id = $1",
-        Steer::Abort => "SELECT musterd.abort(b.id) FROM musterd.batches b WHERE b.id = $1",
-        Steer::Redrive => "SELECT musterd.redrive(b.id) FROM musterd.batches b WHERE b.id = $1",
-    };
-    let row = client.query_opt(sql, &[&id]).await.map_err(|source| match source.code() {
+    let sql = format!(
+        "SELECT musterd.{}(b.id) FROM musterd.batches b WHERE b.id = $1 AND {}",
+        what.word(),
+        events::client_is(2)
+    );
+    let row = client.query_opt(&sql, &[&id, &by]).await.map_err(|source| match source.code() {
         Some(code) if *code == SqlState::NO_DATA_FOUND => SteeringError::Unknown { id },
         _ => SteeringError::Query { operation: what.word(), id, source },
     })?;

@@ -46,11 +46,12 @@ pub struct Known {
     request_hash: Option<Vec<u8>>,
 }
 
-pub async fn find(client: &Client, key: &str) -> Result<Option<Known>, SubmissionError> {
-    let row = client
-        .query_opt("SELECT id, request_hash FROM musterd.tasks WHERE idempotency_key = $1", &[&key])
-        .await
-        .map_err(failed("look up the idempotency key"))?;
+/// A key stands for something of its own command only.
+pub async fn find(client: &Client, command: &str, key: &str) -> Result<Option<Known>, SubmissionError> {
+    const SQL: &str =
+        "SELECT id, request_hash FROM musterd.task_records WHERE command = $1 AND idempotency_key = $2";
+    let row =
+        client.query_opt(SQL, &[&command, &key]).await.map_err(failed("look up the idempotency key"))?;
     Ok(row.map(|row| Known { id: row.get(0), request_hash: row.get(1) }))
 }
 
@@ -86,7 +87,7 @@ pub async fn copy_in(
         .await
         .map_err(failed("begin the submission"))?;
     let copied = copy(&transaction, CHUNKS, messages).await;
-    let whole = better_reason(read.await, copied)?;
+    let (whole, ()) = better_reason(read.await, copied)?;
     let opened = open(&transaction, id, order, &whole).await?;
     if opened == id {
         transaction.commit().await.map_err(failed("commit the submission"))?;
@@ -102,6 +103,7 @@ pub async fn copy_in(
 pub async fn copy_onto(
     client: &mut Client,
     id: i64,
+    idempotency_key: Option<&str>,
     messages: mpsc::Receiver<Bytes>,
     read: impl Future<Output = Result<Whole, SubmitError>>,
 ) -> Result<Appended, SubmitError> {
@@ -109,6 +111,8 @@ pub async fn copy_onto(
     const STAGE: &str =
         "CREATE TEMPORARY TABLE musterd_append (first_line int, last_line int, inputs text) ON COMMIT DROP;
          ALTER TABLE pg_temp.musterd_append ALTER COLUMN inputs SET STORAGE EXTERNAL";
+    const EXTEND: &str = "SELECT e.rows, e.repeated
+          FROM musterd.extend_batch($1, 'pg_temp.musterd_append'::pg_catalog.regclass, $2, $3) e";
     const STAGED: &str =
         "COPY pg_temp.musterd_append (first_line, last_line, inputs) FROM STDIN (FORMAT binary)";
     let transaction = client
@@ -119,23 +123,24 @@ pub async fn copy_onto(
         .map_err(failed("begin the append"))?;
     transaction.batch_execute(STAGE).await.map_err(failed("stage rows"))?;
     let copied = copy(&transaction, STAGED, messages).await;
-    let whole = better_reason(read.await, copied)?;
+    let (whole, ()) = better_reason(read.await, copied)?;
+    let hash = whole.hash.as_ref().map(<[u8; 32]>::as_slice);
     let row = transaction
-        .query_one("SELECT musterd.extend_batch($1, 'pg_temp.musterd_append'::pg_catalog.regclass)", &[&id])
+        .query_one(EXTEND, &[&id, &idempotency_key, &hash])
         .await
         .map_err(failed("add rows to the batch"))?;
     transaction.commit().await.map_err(failed("commit the append"))?;
-    Ok(Appended { id, added: whole.rows, rows: row.get(0) })
+    Ok(Appended { id, added: whole.rows, rows: row.get(0), repeated: row.get(1) })
 }
 
-/// What was read, or why there is nothing to submit. A bad row explains why the copy broke off; a copy that broke off
-/// by itself explains why the rest was not read.
-fn better_reason(
+/// What was read, or why there is nothing to submit. A bad row explains why the writing broke off; a writing that broke
+/// off by itself explains why the rest was not read.
+pub(super) fn better_reason<T>(
     read: Result<Whole, SubmitError>,
-    copied: Result<(), SubmissionError>,
-) -> Result<Whole, SubmitError> {
-    match (read, copied) {
-        (Ok(read), Ok(())) => Ok(read),
+    written: Result<T, SubmissionError>,
+) -> Result<(Whole, T), SubmitError> {
+    match (read, written) {
+        (Ok(read), Ok(written)) => Ok((read, written)),
         (Ok(_) | Err(SubmitError::ReaderDied), Err(error)) => Err(error.into()),
         (Err(error), _) => Err(error),
     }

@@ -2,41 +2,52 @@
 
 mod claim;
 mod end;
+mod many;
+mod own;
 mod shown;
 
-pub use claim::{Looked, Scope, Task, WantedTasks, claim, due, find, focus, mark_alone_if_held, take_solo};
-pub use end::{Columns, FINISH, Finished, TaskEnd, TaskWrite, finish_if_held, finish_in_transaction};
+pub use claim::{
+    Claim, Hint, Looked, Scope, Task, WantedTasks, claim, claim_solo, find, focus, mark_alone_if_held,
+    next_due, unmark_alone,
+};
+pub use end::{Finish, Finished, Locked, TaskEnd, TaskWrite, finish_if_held, is_held};
+pub use many::{EnqueuedMany, NewTasks, enqueue_groups, enqueue_many};
+pub use own::{AS_OURSELVES, BEGIN, NOT_HELD, OWN_ID, OwnTasks};
 pub use shown::{Filter, Shown, list, show};
 
+use super::events;
 use crate::{json::Json, traceparent::Traceparent};
-use deadpool_postgres::Object;
 use std::time::Duration;
 use tokio_postgres::{Error, GenericClient, Row, types::ToSql};
 use uuid::Uuid;
 
-/// How a worker names the task it holds; the token was made for this one claim.
+/// How a worker names the task it holds. The token was made for this one claim, which may be of several tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TaskRef {
     pub id: i64,
     pub token: Uuid,
 }
 
-/// What the database says a worker holds.
-pub async fn owned(client: &Object, worker: &str) -> Result<Vec<TaskRef>, Error> {
-    const SQL: &str = "SELECT t.id, t.token FROM musterd.tasks t
-         WHERE t.worker = $1 AND t.state = 'running' AND t.token IS NOT NULL";
-    let statement = client.prepare_cached(SQL).await?;
-    let rows = client.query(&statement, &[&worker]).await?;
-    Ok(rows.iter().map(|row| TaskRef { id: row.get(0), token: row.get(1) }).collect())
-}
-
 /// A task that exists only in this transaction, held by it, for a look at what a procedure does.
 pub async fn pretend(client: &impl GenericClient, task: &Task) -> Result<TaskRef, Error> {
-    const SQL: &str = "INSERT INTO musterd.tasks (command, queue, payload, state, worker, token, claimed_at)
-         VALUES ($1, $2, $3, 'running', 'rehearsal', $4, pg_catalog.now()) RETURNING id";
+    // For a time that never comes: it has no ticket.
+    const INSERT: &str =
+        "INSERT INTO musterd.task_records (command, queue, payload, state, run_at, not_before)
+         VALUES ($1, $2, $3, 'queued', 'infinity', pg_catalog.now()) RETURNING id";
+    const CLAIM: &str =
+        "INSERT INTO musterd.task_claims (token, worker, queue, command, tasks, number, open, crashes)
+         VALUES ($1, 'rehearsal', $2, $3, pg_catalog.int8multirange(pg_catalog.int8range($4::bigint, $4 + 1)), 1, 1, 0)";
     let token = Uuid::new_v4();
-    let row = client.query_one(SQL, &[&task.command, &task.queue, &task.payload, &token]).await?;
-    Ok(TaskRef { id: row.get(0), token })
+    let row = client.query_one(INSERT, &[&task.command, &task.queue, &task.payload]).await?;
+    let id: i64 = row.get(0);
+    client.execute(CLAIM, &[&token, &task.queue, &task.command, &id]).await?;
+    Ok(TaskRef { id, token })
+}
+
+/// Tickets for queued tasks that have none and that no worker holds. Returns how many.
+pub async fn sweep_tickets(client: &impl GenericClient) -> Result<u64, Error> {
+    let row = client.query_one("SELECT musterd.sweep_tickets()", &[]).await?;
+    Ok(row.get::<_, i32>(0) as u64)
 }
 
 /// A task that another one made: command, payload, and whether it is its child or waits for its end.
@@ -49,11 +60,17 @@ pub struct Made {
 
 /// What a task has made so far, in its order.
 pub async fn made_by(client: &impl GenericClient, id: i64) -> Result<Vec<Made>, Error> {
-    const SQL: &str = "SELECT t.command, t.payload, t.parent_id IS NOT NULL FROM musterd.tasks t
+    const SQL: &str = "SELECT t.command, t.payload, t.parent_id IS NOT NULL FROM musterd.task_records t
          WHERE t.parent_id = $1 OR t.id IN (SELECT w.task_id FROM musterd.task_waits w WHERE w.after_id = $1)
          ORDER BY t.id";
     let made = |row: &Row| Made { command: row.get(0), payload: row.get(1), child: row.get(2) };
     Ok(client.query(SQL, &[&id]).await?.iter().map(made).collect())
+}
+
+/// The result that the procedure of a task has stored so far.
+pub async fn stored_result(client: &impl GenericClient, task: TaskRef) -> Result<Option<Json>, Error> {
+    const SQL: &str = "SELECT k.results -> $2::text FROM musterd.task_claims k WHERE k.token = $1";
+    Ok(client.query_one(SQL, &[&task.token, &task.id.to_string()]).await?.get(0))
 }
 
 /// What an operator may do to a task.
@@ -65,16 +82,27 @@ pub enum Steer {
     Release,
 }
 
-/// Does it, and returns the state afterwards.
-pub async fn steer(client: &impl GenericClient, id: i64, steer: Steer) -> Result<String, Error> {
-    let sql = match steer {
-        Steer::Abort => "SELECT musterd.abort($1)",
-        Steer::Retry => "SELECT musterd.retry_task($1)",
-        Steer::Hold => "SELECT musterd.hold($1)",
-        Steer::Release => "SELECT musterd.release($1)",
+/// Does it, and returns the state afterwards. `by`: the name of the client that asks for it, for the event.
+pub async fn steer(
+    client: &impl GenericClient,
+    id: i64,
+    steer: Steer,
+    by: Option<&str>,
+) -> Result<String, Error> {
+    let function = match steer {
+        Steer::Abort => "abort",
+        Steer::Retry => "retry_task",
+        Steer::Hold => "hold",
+        Steer::Release => "release",
     };
-    Ok(client.query_one(sql, &[&id]).await?.get(0))
+    let sql = format!("SELECT musterd.{function}($1) WHERE {}", events::client_is(2));
+    Ok(client.query_one(&sql, &[&id, &by]).await?.get(0))
 }
+
+/// What may be asked for; the functions of the database refuse anything else.
+pub const PRIORITIES: std::ops::RangeInclusive<i32> = -1_000_000..=1_000_000;
+pub const MOST_ATTEMPTS: i32 = 1_000;
+pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 86_400);
 
 /// A task to be.
 #[derive(Clone, Debug)]

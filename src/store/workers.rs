@@ -146,7 +146,10 @@ pub async fn deregister(client: &Client, worker: &WorkerId) -> Result<i64, Error
            SET state = 'stopped', trouble = NULL, seen_at = pg_catalog.now(), ended_at = pg_catalog.now()
          WHERE w.id = $1 AND musterd.is_alive(w.state)";
     const OWNED: &str = "SELECT (SELECT pg_catalog.count(*) FROM musterd.blocks b WHERE b.worker = $1)
-              + (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.worker = $1)";
+              + (SELECT pg_catalog.count(t.id) FROM musterd.task_claims c
+                        CROSS JOIN LATERAL musterd.task_ids(c.tasks) i (id)
+                         JOIN musterd.task_records t ON t.id = i.id AND t.state = 'queued' AND t.ticket = c.number
+                        WHERE c.worker = $1)";
     let id = worker.as_str();
     client.execute(END, &[&id]).await?;
     Ok(client.query_one(OWNED, &[&id]).await?.get(0))
@@ -177,7 +180,10 @@ pub struct Listed {
 /// All workers the list knows, or the one with this id; the living first.
 pub async fn list(client: &Client, id: Option<&str>) -> Result<Vec<Listed>, Error> {
     const SQL: &str = "SELECT w.id, w.state, w.host, w.pid, w.version, w.queues, w.commands, h.blocks, h.rows,
-               (SELECT pg_catalog.count(*) FROM musterd.tasks t WHERE t.worker = w.id) AS tasks,
+               (SELECT pg_catalog.count(t.id) FROM musterd.task_claims c
+                        CROSS JOIN LATERAL musterd.task_ids(c.tasks) i (id)
+                         JOIN musterd.task_records t ON t.id = i.id AND t.state = 'queued' AND t.ticket = c.number
+                        WHERE c.worker = w.id) AS tasks,
                EXTRACT(EPOCH FROM pg_catalog.now() - w.seen_at)::float8 AS age, w.started_at, w.seen_at, w.ended_at,
                CASE WHEN musterd.is_alive(w.state) THEN w.trouble END AS trouble
           FROM musterd.workers w

@@ -42,6 +42,7 @@ impl SessionSettings {
             Plans::Usual => "",
             Plans::OnceByIndex => "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; ",
         };
+        // PostgreSQL 17 has a limit on whole transactions: the end of a large batch takes as long as it takes.
         // Never a just-in-time compiler: the guesses about sets of lines start it, and it costs a hundred times the query.
         format!(
             "{plans}SET jit = off; \
@@ -51,7 +52,8 @@ impl SessionSettings {
              SET timezone = 'UTC'; \
              SET statement_timeout = {}; \
              SET lock_timeout = {}; \
-             SET idle_in_transaction_session_timeout = {}",
+             SET idle_in_transaction_session_timeout = {}; \
+             SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings s WHERE s.name = 'transaction_timeout'",
             milliseconds(self.statement_timeout),
             milliseconds(self.lock_timeout),
             milliseconds(self.idle_in_transaction_session_timeout),
@@ -60,7 +62,7 @@ impl SessionSettings {
 }
 
 /// PostgreSQL's unit and range. Zero means no limit there, so what is merely tiny becomes 1.
-fn milliseconds(duration: Duration) -> i32 {
+pub fn milliseconds(duration: Duration) -> i32 {
     let rounded = i32::try_from(duration.as_millis()).unwrap_or(i32::MAX);
     if duration.is_zero() { 0 } else { rounded.max(1) }
 }
@@ -68,6 +70,23 @@ fn milliseconds(duration: Duration) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_on_whole_transactions_is_lifted_where_there_is_one() {
+        let none = Duration::ZERO;
+        let settings = SessionSettings {
+            statement_timeout: none,
+            lock_timeout: none,
+            idle_in_transaction_session_timeout: none,
+            plans: Plans::Usual,
+        };
+        // By name in pg_settings: before PostgreSQL 17 a SET of it would be refused.
+        let sql = settings.to_sql();
+        assert!(
+            sql.contains("set_config(s.name, '0', false)") && sql.contains("s.name = 'transaction_timeout'"),
+            "{sql}"
+        );
+    }
 
     #[test]
     fn a_tiny_limit_is_not_no_limit() {

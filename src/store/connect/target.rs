@@ -6,6 +6,10 @@ use std::time::Duration;
 
 use tokio_postgres::config::{Host, SslMode as DriverMode, SslNegotiation, TargetSessionAttrs};
 
+use crate::loopback::is_loopback;
+use crate::renewed::Stamp;
+use crate::secret::Secret;
+
 use super::params::Params;
 use super::parse_error::{ParseError, refuse_unknown};
 use super::tls::{Identity, Roots, SslMode, TlsSettings};
@@ -27,9 +31,43 @@ pub struct Target {
     pub(super) tls: TlsSettings,
     /// See [`Target::unnamed`].
     pub(super) unnamed: bool,
+    /// See [`Target::pinned`].
+    pub(super) pinned: bool,
+    /// Where the string is read again for every new connection.
+    source: Option<Secret>,
 }
 
 impl Target {
+    /// The target of a connection string. One that came from a file is read again for every new connection.
+    pub fn of(url: &Secret) -> Result<Self, ParseError> {
+        let source = url.file().is_some().then(|| url.clone());
+        Ok(Self { source, ..Self::parse(url.expose())? })
+    }
+
+    /// The target as its file describes it now; as it was while that cannot be used.
+    pub(super) fn renewed(&self) -> Self {
+        let Some(source) = &self.source else { return self.clone() };
+        let read = source.current().map_err(|error| error.to_string());
+        let parsed = read.and_then(|url| Self::parse(url.expose()).map_err(|error| error.to_string()));
+        match parsed {
+            Ok(target) => {
+                let target = if self.unnamed { target.unnamed() } else { target };
+                let target = if self.pinned { target.pinned() } else { target };
+                Self { source: self.source.clone(), ..target }
+            }
+            Err(error) => {
+                tracing::debug!(error, "the file of the connection string cannot be used");
+                self.clone()
+            }
+        }
+    }
+
+    /// What connections to this target are made of.
+    pub(super) fn stamps(&self) -> Vec<Stamp> {
+        let secret = self.source.as_ref().map(Stamp::of_secret);
+        secret.into_iter().chain(self.renewed().tls.files().map(Stamp::of_file)).collect()
+    }
+
     /// Reads a `postgres://` URL or `key=value` pairs, with the parameters and meanings of libpq.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let mut params = Params::read(text)?;
@@ -54,18 +92,36 @@ impl Target {
             driver.keepalives_retries(KEEPALIVE_RETRIES);
         }
         driver.tcp_user_timeout(user_timeout.unwrap_or(USER_TIMEOUT));
-        driver.target_session_attrs(attrs.unwrap_or(TargetSessionAttrs::Any));
+        // Of several hosts one may be a standby, on which nothing can be claimed.
+        let usual = match driver.get_hosts().len() {
+            ..2 => TargetSessionAttrs::Any,
+            _ => TargetSessionAttrs::ReadWrite,
+        };
+        driver.target_session_attrs(attrs.unwrap_or(usual));
         if driver.get_connect_timeout().is_none() {
             driver.connect_timeout(CONNECT_TIMEOUT);
         }
         check_counts(&driver)?;
         driver.ssl_mode(driver_mode(&driver, tls.mode)?);
-        Ok(Self { driver, tls, unnamed: false })
+        Ok(Self { driver, tls, unnamed: false, pinned: false, source: None })
     }
 
     /// The `sslmode` in force.
     pub fn ssl_mode(&self) -> SslMode {
         self.tls.mode
+    }
+
+    /// Whether connections leave this machine.
+    pub fn is_remote(&self) -> bool {
+        let addresses = self.driver.get_hostaddrs();
+        match addresses.is_empty() {
+            true => self
+                .driver
+                .get_hosts()
+                .iter()
+                .any(|host| matches!(host, Host::Tcp(name) if !is_loopback(name))),
+            false => addresses.iter().any(|address| !address.to_canonical().is_loopback()),
+        }
     }
 
     /// The database's name, when one was given; the server takes the user's otherwise.

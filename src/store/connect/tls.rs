@@ -6,7 +6,7 @@
 //! read from `~/.postgresql`.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -131,6 +131,17 @@ impl TlsSettings {
         };
         config.alpn_protocols = vec![ALPN.to_vec()];
         Ok(MakeRustlsConnect::new(config))
+    }
+
+    /// Those that are read.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        let root = match &self.roots {
+            Some(Roots::File(path)) => Some(path.as_path()),
+            _ => None,
+        };
+        let identity =
+            self.identity.iter().flat_map(|identity| [identity.cert.as_path(), identity.key.as_path()]);
+        root.into_iter().chain(identity)
     }
 
     fn trust(&self, provider: &Arc<CryptoProvider>) -> Result<Trust, TlsError> {

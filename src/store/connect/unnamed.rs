@@ -16,8 +16,8 @@ const HEAD: usize = 5;
 /// What the answers still owe us, in order.
 #[derive(Debug, PartialEq, Eq)]
 enum Owed {
-    /// An acknowledgement of Parse that the driver waits for.
-    Parsed,
+    /// An acknowledgement of Parse, of the statement with this name, that the driver waits for.
+    Parsed(Vec<u8>),
     /// One that it knows nothing of.
     ParsedAgain,
     /// The end of a message group, asked for by Sync.
@@ -75,7 +75,7 @@ impl Unnamed {
         match tag {
             b'P' => {
                 let (name, rest) = string(body);
-                self.owed.push_back(Owed::Parsed);
+                self.owed.push_back(Owed::Parsed(name.to_vec()));
                 self.current = Some(name.to_vec());
                 if !name.is_empty() {
                     self.known.insert(name.to_vec(), rest.to_vec());
@@ -154,10 +154,12 @@ impl Unnamed {
         match tag {
             b'1' => self.owed.pop_front() != Some(Owed::ParsedAgain),
             b'Z' => {
-                // After an error the rest of the group is never acknowledged.
+                // After an error the rest of the group is never acknowledged, and the driver has no use for its statements.
                 while let Some(owed) = self.owed.pop_front() {
-                    if matches!(owed, Owed::Synced | Owed::Queried) {
-                        break;
+                    match owed {
+                        Owed::Synced | Owed::Queried => break,
+                        Owed::Parsed(name) => drop(self.known.remove(&name)),
+                        Owed::ParsedAgain => {}
                     }
                 }
                 true
@@ -278,6 +280,19 @@ mod tests {
         assert_eq!(line.answer("CZ"), "CZ");
         assert_eq!(line.answer("EZ"), "EZ", "the statement itself was refused");
         assert_eq!(line.answer("12Z"), "2Z");
+    }
+
+    #[test]
+    fn a_statement_that_was_refused_is_not_remembered() {
+        let mut line = Line::new();
+        line.write(&[(b'P', "good|A|"), (b'S', "")]);
+        assert_eq!(line.answer("1Z"), "1Z");
+        for n in 0..1000 {
+            line.write(&[(b'P', &format!("bad{n}|B|")), (b'D', &format!("Sbad{n}|")), (b'S', "")]);
+            assert_eq!(line.answer("EZ"), "EZ");
+        }
+        assert_eq!(line.0.known.len(), 1, "statements that failed stay for the connection's life");
+        assert_eq!(line.write(&[(b'B', "|good|"), (b'S', "")]), ["P|A|", "B||", "S"]);
     }
 
     #[test]

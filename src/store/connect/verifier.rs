@@ -46,15 +46,25 @@ impl ServerCertVerifier for Verifier {
         let Trust::Chain { webpki, given, name } = &self.trust else {
             return Ok(ServerCertVerified::assertion());
         };
+        let verdict = webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         // PostgreSQL's manual makes a self-signed certificate that is its own root; webpki takes no
-        // root for a server, so the very same bytes are believed without a chain.
+        // root for a server, so the very same bytes are believed without a chain. In their time: webpki looks at
+        // the dates first.
         if given.iter().any(|root| root == end_entity) {
+            if let Err(Error::InvalidCertificate(
+                CertificateError::Expired
+                | CertificateError::ExpiredContext { .. }
+                | CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. },
+            )) = verdict
+            {
+                return verdict;
+            }
             if *name == NameCheck::Required {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
             }
             return Ok(ServerCertVerified::assertion());
         }
-        let verdict = webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verdict {
             // The name is looked at last, after chain and dates: nothing else is forgiven with it.
             Err(Error::InvalidCertificate(
@@ -84,5 +94,41 @@ impl ServerCertVerifier for Verifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
+    use rustls::RootCertStore;
+    use std::time::Duration;
+
+    /// What is said of a self-signed certificate that is its own root, so many years after 1970.
+    fn pinned(is_ca: IsCa, year: u64) -> Result<(), Error> {
+        let mut params = CertificateParams::new(["db".to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2030, 1, 1));
+        params.is_ca = is_ca;
+        let itself = params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        roots.add(itself.clone()).unwrap();
+        let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        let (webpki, given) = (webpki.build().unwrap(), vec![itself.clone()]);
+        let verifier =
+            Verifier { trust: Trust::Chain { webpki, given, name: NameCheck::Required }, provider };
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(year * 366 * 24 * 3600));
+        verifier.verify_server_cert(&itself, &[], &"db".try_into().unwrap(), &[], now).map(drop)
+    }
+
+    #[test]
+    fn a_certificate_that_is_its_own_root_is_believed_in_its_time_only() {
+        for is_ca in [IsCa::NoCa, IsCa::Ca(BasicConstraints::Unconstrained)] {
+            pinned(is_ca, 55).unwrap();
+            for year in [40, 65] {
+                let refused = pinned(is_ca, year).unwrap_err();
+                assert!(matches!(refused, Error::InvalidCertificate(_)), "{year}: {refused:?}");
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What became of some lines of a block, gathered for one write: sets and joined values, not a value for every row.
 
 use crate::{json::Json, lines::Lines};
+use std::time::{Duration, Instant};
 
 /// A succeeded line that has something to store beside its success.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +33,10 @@ pub struct Outcomes {
     failures: Vec<Failure>,
     appended: Vec<Append>,
     bytes: usize,
+    /// When the first of these rows was started.
+    began: Option<Instant>,
+    /// How long the handler ran for all of them.
+    took: Duration,
 }
 
 /// What one tuple of `outcomes` says.
@@ -69,6 +74,22 @@ impl Outcomes {
     pub fn append(&mut self, line: i32, input: Json) {
         self.bytes += input.len();
         self.appended.push(Append { line, input });
+    }
+
+    /// The handler ran so long for rows whose outcomes are here.
+    pub fn ran(&mut self, began: Instant, took: Duration) {
+        self.began = Some(self.began.map_or(began, |first| first.min(began)));
+        self.took += took;
+    }
+
+    pub fn began(&self) -> Option<Instant> {
+        self.began
+    }
+
+    /// How long a row took on average, as far as the handler's time was taken.
+    pub fn row_took(&self) -> Option<Duration> {
+        let rows = u32::try_from(self.len()).ok().filter(|rows| *rows > 0)?;
+        self.began.map(|_| self.took / rows)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -122,6 +143,9 @@ impl Outcomes {
         self.failures.extend(other.failures);
         self.appended.extend(other.appended);
         self.bytes += other.bytes;
+        if let Some(began) = other.began {
+            self.ran(began, other.took);
+        }
     }
 
     /// One tuple for each stripe that has lines that succeeded; one without lines when there is none.
@@ -170,19 +194,23 @@ impl Outcomes {
         for Append { line, input } in self.appended.iter().filter(|a| bounds.contains(&a.line)).cloned() {
             part.append(line, input);
         }
+        if let (Some(began), Some(row_took)) = (self.began, self.row_took()) {
+            part.ran(began, row_took * part.len() as u32);
+        }
         part
     }
 
     /// The same outcomes with nothing in them that could be at fault.
     pub fn without_values(&self) -> Self {
-        let mut bare = Self { succeeded: self.succeeded.clone(), ..Self::default() };
+        let mut bare =
+            Self { succeeded: self.succeeded.clone(), began: self.began, took: self.took, ..Self::default() };
         self.failures.iter().for_each(|failure| bare.fail(failure.line, "failed".to_owned()));
         bare
     }
 
     /// The same lines, all failed with `error`.
     pub fn all_failed(&self, error: &str) -> Self {
-        let mut failed = Self::default();
+        let mut failed = Self { began: self.began, took: self.took, ..Self::default() };
         self.done().iter().for_each(|line| failed.fail(line, error.to_owned()));
         failed
     }
@@ -264,12 +292,16 @@ mod tests {
         outcomes.fail(2, "no".into());
         outcomes.succeed(3, None, json("{}"));
         outcomes.append(3, Json::from_text("7"));
+        let began = Instant::now();
+        outcomes.ran(began, Duration::from_millis(30));
         let (one, other) = outcomes.halve().unwrap();
         assert_eq!((one.len(), other.len(), other.appended().len()), (1, 2, 1));
         assert!(one.halve().is_none());
+        assert_eq!((one.began(), one.row_took()), (Some(began), Some(Duration::from_millis(10))));
         let mut both = one;
         both.extend(other);
         assert_eq!(both.done(), outcomes.done());
+        assert_eq!((both.began(), both.row_took()), (outcomes.began(), outcomes.row_took()));
         assert_eq!((both.bytes(), both.stripes()), (outcomes.bytes(), outcomes.stripes()));
     }
 }

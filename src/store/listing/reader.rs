@@ -32,8 +32,7 @@ pub(in crate::store) enum Values {
     Inputs,
 }
 
-pub(in crate::store) struct Reader<'c, C> {
-    client: &'c C,
+pub(in crate::store) struct Reader {
     batch: i64,
     which: Which,
     values: Values,
@@ -43,10 +42,10 @@ pub(in crate::store) struct Reader<'c, C> {
     prepared: Vec<(&'static str, Statement)>,
 }
 
-impl<'c, C: GenericClient> Reader<'c, C> {
-    pub(in crate::store) fn new(client: &'c C, batch: i64, which: Which, from: i32) -> Self {
+impl Reader {
+    pub(in crate::store) fn new(batch: i64, which: Which, from: i32) -> Self {
         let from = Some(from.max(1));
-        Self { client, batch, which, values: Values::All, from, step: FIRST, prepared: Vec::new() }
+        Self { batch, which, values: Values::All, from, step: FIRST, prepared: Vec::new() }
     }
 
     pub(in crate::store) fn of(self, values: Values) -> Self {
@@ -54,21 +53,23 @@ impl<'c, C: GenericClient> Reader<'c, C> {
     }
 
     /// The next rows: at most `limit`, and about `most_bytes` (but one row at least). `None` behind the last.
+    /// Every page may come by another transaction of the same session.
     pub(in crate::store) async fn next_page(
         &mut self,
+        client: &impl GenericClient,
         limit: i64,
         most_bytes: usize,
     ) -> Result<Option<Vec<RowView>>, Error> {
         let Some(from) = self.from else { return Ok(None) };
         let asked = limit.min(self.step);
-        let mut sets = self.find(from, asked).await?;
+        let mut sets = self.find(client, from, asked).await?;
         let chosen = choose(&sets, from, asked as usize);
-        let inputs = self.inputs(&chosen, most_bytes).await?;
+        let inputs = self.inputs(client, &chosen, most_bytes).await?;
         let mut rows: Vec<RowView> =
             inputs.rows.into_iter().map(|(at, input)| view(&mut sets, chosen[at], input)).collect();
         let mut next = inputs.next;
         if self.values == Values::All {
-            let cut = self.add_results(&mut rows, &sets, &chosen, most_bytes).await?;
+            let cut = self.add_results(client, &mut rows, (&sets, &chosen), most_bytes).await?;
             next = cut.or(next);
         }
         let bytes: usize = rows.iter().map(RowView::weight).sum();
@@ -89,24 +90,29 @@ impl<'c, C: GenericClient> Reader<'c, C> {
         self.step = fit.clamp(1, self.step * GROWTH).min(most);
     }
 
-    async fn find(&mut self, from: i32, asked: i64) -> Result<Vec<Set>, Error> {
-        let statement = self.statement(self.which.sql()).await?;
+    async fn find(&mut self, client: &impl GenericClient, from: i32, asked: i64) -> Result<Vec<Set>, Error> {
+        let statement = self.statement(client, self.which.sql()).await?;
         let mut params: Vec<&(dyn ToSql + Sync)> = vec![&self.batch, &from, &asked];
         let state = self.which.open_state();
         params.extend(state.as_ref().map(|state| state as &(dyn ToSql + Sync)));
-        Ok(self.client.query(&statement, &params).await?.iter().map(Set::read).collect())
+        Ok(client.query(&statement, &params).await?.iter().map(Set::read).collect())
     }
 
     /// Reads the inputs of chosen lines, in order, until they weigh more than `most_bytes`.
-    async fn inputs(&mut self, chosen: &[(i32, usize)], most_bytes: usize) -> Result<Inputs, Error> {
+    async fn inputs(
+        &mut self,
+        client: &impl GenericClient,
+        chosen: &[(i32, usize)],
+        most_bytes: usize,
+    ) -> Result<Inputs, Error> {
         let mut read = Inputs { rows: Vec::with_capacity(chosen.len()), next: None };
         let (mut at, mut bytes) = (0, 0);
         while let (Some((first, _)), Some((last, _))) = (chosen.get(at), chosen.last()) {
             let is_scattered = (last - first) as usize / SCATTERED >= chosen.len() - at;
             let few = &chosen[at..chosen.len().min(at + SINGLES)];
             let pieces = match is_scattered {
-                true => self.single_lines(few).await?,
-                false => self.whole_chunks(*first, *last).await?,
+                true => self.single_lines(client, few).await?,
+                false => self.whole_chunks(client, *first, *last).await?,
             };
             pin_mut!(pieces);
             let before = at;
@@ -138,26 +144,35 @@ impl<'c, C: GenericClient> Reader<'c, C> {
         Ok(read)
     }
 
-    async fn whole_chunks(&mut self, first: i32, last: i32) -> Result<RowStream, Error> {
-        let statement = self.statement(include_str!("../sql/read.sql")).await?;
+    async fn whole_chunks(
+        &mut self,
+        client: &impl GenericClient,
+        first: i32,
+        last: i32,
+    ) -> Result<RowStream, Error> {
+        let statement = self.statement(client, include_str!("../sql/read.sql")).await?;
         let params: [&(dyn ToSql + Sync); 4] = [&self.batch, &first, &last, &CHUNKS];
-        self.client.query_raw(&statement, params).await
+        client.query_raw(&statement, params).await
     }
 
-    async fn single_lines(&mut self, chosen: &[(i32, usize)]) -> Result<RowStream, Error> {
-        let statement = self.statement(include_str!("../sql/read_scattered.sql")).await?;
+    async fn single_lines(
+        &mut self,
+        client: &impl GenericClient,
+        chosen: &[(i32, usize)],
+    ) -> Result<RowStream, Error> {
+        let statement = self.statement(client, include_str!("../sql/read_scattered.sql")).await?;
         let lines: Lines = chosen.iter().map(|(line, _)| *line).collect();
         let params: [&(dyn ToSql + Sync); 3] = [&self.batch, &lines, &(chosen.len() as i64)];
-        self.client.query_raw(&statement, params).await
+        client.query_raw(&statement, params).await
     }
 
     /// Adds the results of rows that succeeded. When they are too large for one page, rows at its end are dropped: the
     /// answer is the line of the first of those.
     async fn add_results(
         &mut self,
+        client: &impl GenericClient,
         rows: &mut Vec<RowView>,
-        sets: &[Set],
-        chosen: &[(i32, usize)],
+        (sets, chosen): (&[Set], &[(i32, usize)]),
         most_bytes: usize,
     ) -> Result<Option<i32>, Error> {
         const SQL: &str = "SELECT o.lines, o.results FROM musterd.outcomes o
@@ -170,9 +185,9 @@ impl<'c, C: GenericClient> Reader<'c, C> {
         if outcomes.is_empty() {
             return Ok(None);
         }
-        let statement = self.statement(SQL).await?;
+        let statement = self.statement(client, SQL).await?;
         let params: [&(dyn ToSql + Sync); 2] = [&self.batch, &outcomes];
-        let found = self.client.query_raw(&statement, params).await?;
+        let found = client.query_raw(&statement, params).await?;
         pin_mut!(found);
         let (mut cut, mut bytes) = (None, 0);
         while let Some(outcome) = found.try_next().await? {
@@ -187,11 +202,15 @@ impl<'c, C: GenericClient> Reader<'c, C> {
         Ok(cut)
     }
 
-    async fn statement(&mut self, sql: &'static str) -> Result<Statement, Error> {
+    async fn statement(
+        &mut self,
+        client: &impl GenericClient,
+        sql: &'static str,
+    ) -> Result<Statement, Error> {
         if let Some((_, statement)) = self.prepared.iter().find(|(known, _)| std::ptr::eq(*known, sql)) {
             return Ok(statement.clone());
         }
-        let statement = self.client.prepare(sql).await?;
+        let statement = client.prepare(sql).await?;
         self.prepared.push((sql, statement.clone()));
         Ok(statement)
     }
@@ -214,6 +233,8 @@ fn view(sets: &mut [Set], (line, set): (i32, usize), input: Json) -> RowView {
         input,
         result: None,
         finished_at: set.finished_at,
+        started_at: set.started_at,
+        run_seconds: set.run_seconds,
     }
 }
 
@@ -247,6 +268,8 @@ mod tests {
             input,
             result: None,
             finished_at: None,
+            started_at: None,
+            run_seconds: None,
         }
     }
 

@@ -14,6 +14,8 @@ pub(super) struct Set {
     /// Of a single line.
     pub(super) error: Option<String>,
     pub(super) finished_at: Option<Timestamp>,
+    pub(super) started_at: Option<Timestamp>,
+    pub(super) run_seconds: Option<f32>,
     /// The outcome that has their results, by its first line.
     pub(super) outcome: Option<i32>,
 }
@@ -26,6 +28,8 @@ impl Set {
             attempt: row.get("attempt"),
             error: row.get("error"),
             finished_at: moment::maybe(row, "finished_at"),
+            started_at: moment::maybe(row, "started_at"),
+            run_seconds: row.get("run_seconds"),
             outcome: row.get("outcome"),
         }
     }
@@ -50,7 +54,7 @@ impl Which {
             Self::Queued | Self::Running => include_str!("../sql/rows_open.sql"),
             Self::Succeeded => include_str!("../sql/rows_succeeded.sql"),
             Self::Failed => {
-                "SELECT 'failed' AS state, NULL::int AS outcome, f.attempt, f.error, f.finished_at,
+                "SELECT 'failed' AS state, NULL::int AS outcome, f.attempt, f.error, f.finished_at, f.started_at, f.run_seconds,
                         pg_catalog.int4multirange(pg_catalog.int4range(f.line, f.line + 1)) AS lines
                    FROM musterd.failures f
                   WHERE f.batch_id = $1 AND f.line >= $2::int
@@ -101,7 +105,16 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn set(lines: Lines) -> Set {
-        Set { state: "queued", lines, attempt: None, error: None, finished_at: None, outcome: None }
+        Set {
+            state: "queued",
+            lines,
+            attempt: None,
+            error: None,
+            finished_at: None,
+            started_at: None,
+            run_seconds: None,
+            outcome: None,
+        }
     }
 
     #[test]

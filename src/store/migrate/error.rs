@@ -36,6 +36,15 @@ pub enum MigrateError {
     NotPermitted { what: String, source: Box<refinery::Error> },
     #[error("{what}: nothing of it was kept; correct the cause below, then run migrate again")]
     Apply { what: String, source: Box<refinery::Error> },
+    #[error(
+        "there is a schema worker that is not ours: rename it (ALTER SCHEMA worker RENAME TO worker_old), then try again; \
+         docs/moving-from-statbus.md copies its tasks"
+    )]
+    WorkerSchemaTaken,
+    #[error(
+        "making the schema worker: nothing of it was kept; correct the cause below, then run migrate again"
+    )]
+    WorkerSchema { source: tokio_postgres::Error },
     #[error("preparing the session for migrations: check the connection, then try again")]
     Prepare { source: tokio_postgres::Error },
 }

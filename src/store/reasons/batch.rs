@@ -32,11 +32,16 @@ pub struct BatchFacts {
     /// Seconds since the oldest claim of an owned block.
     pub oldest_claim: Option<f64>,
     pub blocks_due: i64,
+    /// Rows that must run with nothing beside them, and that no worker has.
+    pub solo: i64,
     pub next_due: Option<Timestamp>,
     /// Rows that wait for another try, the try they wait for, and what one of them failed with.
     pub retrying: i64,
     pub next_attempt: Option<i32>,
     pub last_error: Option<String>,
+    /// Rows that their handler could not take the last time, and why.
+    pub postponed: i64,
+    pub postponed_error: Option<String>,
     /// Rows of the last minute.
     pub recent: i64,
     /// Seconds since the latest outcome, or since it was due, whichever is less.
@@ -77,10 +82,13 @@ impl BatchFacts {
             silent_worker: row.get("silent_worker"),
             oldest_claim: row.get("oldest_claim"),
             blocks_due: row.get("blocks_due"),
+            solo: row.get("solo"),
             next_due: moment::maybe(row, "next_due"),
             retrying: row.get("retrying"),
             next_attempt: row.get("next_attempt"),
             last_error: row.get("last_error"),
+            postponed: row.get("postponed"),
+            postponed_error: row.get("postponed_error"),
             recent: row.get("recent"),
             quiet: row.get("quiet"),
             over: row.get("over"),
@@ -103,7 +111,7 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
                (SELECT pg_catalog.count(*) FROM musterd.batches o
                  WHERE o.queue = b.queue AND o.open AND o.next_line <= o.rows AND o.priority < b.priority) AS ahead
           FROM musterd.batches b
-          JOIN musterd.tasks t ON t.id = b.id
+          JOIN musterd.task_records t ON t.id = b.id
           JOIN musterd.batch_progress p ON p.id = b.id
          CROSS JOIN LATERAL (
                SELECT pg_catalog.count(k.worker) AS blocks_owned,
@@ -112,11 +120,15 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
                       EXTRACT(EPOCH FROM pg_catalog.now() - pg_catalog.min(k.claimed_at) FILTER (WHERE k.worker IS NOT NULL))::float8
                           AS oldest_claim,
                       pg_catalog.count(*) FILTER (WHERE k.worker IS NULL AND k.available_at <= pg_catalog.now()) AS blocks_due,
+                      pg_catalog.count(*) FILTER (WHERE k.worker IS NULL AND k.solo) AS solo,
                       pg_catalog.min(k.available_at) FILTER (WHERE k.worker IS NULL AND k.available_at > pg_catalog.now()) AS next_due,
                       COALESCE(pg_catalog.sum(k.rows) FILTER (WHERE k.worker IS NULL AND k.attempt > 1), 0)::bigint AS retrying,
                       pg_catalog.max(k.attempt) FILTER (WHERE k.worker IS NULL AND k.attempt > 1) AS next_attempt,
-                      pg_catalog.max(k.error) FILTER (WHERE k.worker IS NULL AND k.attempt > 1) AS last_error
-                 FROM (SELECT k.*, k.worker IS NULL OR EXISTS (SELECT FROM musterd.workers w WHERE w.id = k.worker AND ",
+                      pg_catalog.max(k.error) FILTER (WHERE k.worker IS NULL AND k.attempt > 1) AS last_error,
+                      -- One that is claimed again at this moment, too.
+                      COALESCE(pg_catalog.sum(k.rows) FILTER (WHERE k.attempt = 1 AND k.error IS NOT NULL), 0)::bigint AS postponed,
+                      pg_catalog.max(k.error) FILTER (WHERE k.attempt = 1) AS postponed_error
+                 FROM (SELECT k.worker, k.claimed_at, k.available_at, k.rows, k.attempt, k.solo, k.error, k.worker IS NULL OR EXISTS (SELECT FROM musterd.workers w WHERE w.id = k.worker AND ",
         beating!(),
         ") AS beats FROM musterd.blocks k WHERE k.batch_id = b.id) k) k
          CROSS JOIN LATERAL (

@@ -1,15 +1,16 @@
 -- Free blocks whose holders are dead; the caller has locked them in the statement before.
 --
--- $1 block ids, $2 tokens, $3 max_crashes. Answers with one row per block: batch, queue, lines freed, lines failed.
+-- $1 block ids, $2 tokens, $3 max_crashes, $4 tokens of blocks that are said to have been running. Answers with one row per block: batch, queue, lines freed, lines failed.
 --
 -- What had started is suspect: its open lines come back in eighths, so that the line that kills is soon alone. A single
--- line with two deaths behind it is to run with nothing beside it, and only deaths in such an attempt count against it.
+-- line with two deaths behind it is to run with nothing beside it, and only deaths in such an attempt count against it. What is said to
+-- have been running is taken up before the rest: a worker holds one suspect at a time.
 WITH dead AS MATERIALIZED (
     SELECT b.id, b.batch_id, b.lines, b.generation, b.queue, b.command, b.priority, b.attempt, b.crashes, b.solo, b.solo_crashes,
            b.alone_at IS NOT NULL AS alone,
            -- A zombie may claim after its end was declared; what it claimed then has harmed no process.
            NOT COALESCE(b.claimed_at > w.ended_at, false) AS started,
-           COALESCE(x.aborting, true) AS dropped
+           COALESCE(x.aborting, true) AS dropped, b.token = ANY ($4::uuid[]) AS ran
       FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[])) AS g (id, token)
       JOIN musterd.blocks b ON b.id = g.id AND b.token = g.token
       LEFT JOIN musterd.workers w ON w.id = b.worker
@@ -27,7 +28,7 @@ pieces AS (
              WHERE NOT d.dropped) o
      GROUP BY o.id, o.piece),
 judged AS MATERIALIZED (
-    SELECT d.id, d.batch_id, d.generation, d.queue, d.command, d.priority, d.attempt, p.lines, p.size,
+    SELECT d.id, d.batch_id, d.generation, d.queue, d.command, d.priority, d.attempt, p.lines, p.size, d.ran,
            d.crashes + d.started::int AS crashes,
            d.solo_crashes + (d.started AND d.alone)::int AS solo_crashes,
            p.size = 1 AND (d.solo OR (d.started AND d.crashes >= 1)) AS solo,
@@ -46,8 +47,9 @@ counted AS (
     INSERT INTO musterd.outcomes (batch_id, first_line, token, part, generation, attempt, lines, succeeded, failed)
     SELECT j.batch_id, 0, pg_catalog.gen_random_uuid(), 1, j.generation, j.attempt, '{}', 0, 1 FROM judged j WHERE j.fatal),
 freed AS (
-    INSERT INTO musterd.blocks (batch_id, lines, rows, generation, queue, command, priority, attempt, crashes, solo, solo_crashes)
-    SELECT j.batch_id, j.lines, j.size, j.generation, j.queue, j.command, j.priority, j.attempt, j.crashes, j.solo, j.solo_crashes
+    INSERT INTO musterd.blocks (batch_id, lines, rows, generation, queue, command, priority, attempt, crashes, solo, solo_crashes, available_at)
+    SELECT j.batch_id, j.lines, j.size, j.generation, j.queue, j.command, j.priority, j.attempt, j.crashes, j.solo, j.solo_crashes,
+           pg_catalog.now() - CASE WHEN j.ran THEN INTERVAL '1 millisecond' ELSE INTERVAL '0' END
       FROM judged j
      WHERE NOT j.fatal
      ORDER BY j.id, pg_catalog.lower(j.lines))

@@ -21,6 +21,7 @@ walk (stripe, lines, found) AS (
                                WHERE f.batch_id = $1 AND f.line > (w.stripe + 1) * 10000 AND f.line <= (w.stripe + 2)::bigint * 10000), '{}')
                   AS lines) m
      WHERE w.found < $3::bigint AND (w.stripe + 1) * 10000 < b.rows AND $2 <= b.rows)
-SELECT 'aborted' AS state, NULL::int AS outcome, w.lines, NULL::int AS attempt, NULL::text AS error, NULL::timestamptz AS finished_at
+SELECT 'aborted' AS state, NULL::int AS outcome, w.lines, NULL::int AS attempt, NULL::text AS error, NULL::timestamptz AS finished_at,
+       NULL::timestamptz AS started_at, NULL::real AS run_seconds
   FROM walk w
  WHERE NOT pg_catalog.isempty(w.lines)

@@ -23,8 +23,10 @@ pub struct Task {
     pub max_attempts: Option<i32>,
     /// How often a process or a connection died while it ran.
     pub crashes: i32,
-    /// Those of them that nobody else can be blamed for.
+    /// Those of them that only this task can be blamed for.
     pub solo_crashes: i32,
+    /// It runs with nothing beside it.
+    pub is_solo: bool,
     pub timeout: Option<Duration>,
     pub traceparent: Option<String>,
     /// Seconds from being due to this claim.
@@ -36,13 +38,42 @@ pub struct Task {
 pub struct WantedTasks<'a> {
     pub queue: &'a str,
     pub worker: &'a str,
-    /// One for every task, made before the statement is sent.
+    /// Made before the statement is sent: one for all tasks of the claim and one for suspects among them; or, of durable commands,
+    /// one for every task.
     pub tokens: &'a [Uuid],
     pub commands: &'a [String],
+    /// The most tasks to claim, by command.
+    pub most: &'a [i32],
+    /// Those of the commands whose claims must outlive a crash of the server.
+    pub durable: &'a [String],
     pub scope: Scope,
     pub ignore_priority: bool,
     /// No tasks that are behind rows of these commands.
     pub behind_rows: Option<&'a [String]>,
+    /// The most tasks when rows of the same priority wait.
+    pub beside: i32,
+    pub hint: Hint,
+}
+
+/// Where the last full claim ended. The next one begins behind it: what was claimed leaves dead entries in the index, which cannot be
+/// cleaned away while some transaction of the database is old.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hint {
+    priority: i32,
+    ticket: i64,
+}
+
+impl Hint {
+    pub const START: Self = Self { priority: i32::MIN, ticket: 0 };
+}
+
+/// What a claim brought.
+#[derive(Debug, Default)]
+pub struct Claim {
+    pub tasks: Vec<Task>,
+    /// There are tasks, and other claims have them locked at this moment.
+    pub busy: bool,
+    pub end: Option<Hint>,
 }
 
 /// Which tasks a queue looks at.
@@ -65,27 +96,26 @@ impl Scope {
             Self::Of(id) => Some(id),
         }
     }
-
-    /// A text of its own for each, so that each has the index it needs.
-    fn condition(self) -> &'static str {
-        match self {
-            Self::Any => "",
-            Self::TopLevel => "AND t.parent_id IS NULL",
-            Self::Of(_) => "AND t.parent_id = $5",
-        }
-    }
 }
 
-const CLAIM: &str = include_str!("../sql/claim_tasks.sql");
+/// The columns of `musterd.claimed_task` in the order in which [`Task::read`] reads them: by place, which a claim of hundreds notices.
+macro_rules! claimed {
+    ($from:literal) => {
+        concat!(
+            "SELECT c.id, c.token, c.parent_id, c.queue, c.command, c.payload, c.attempt, c.max_attempts, c.crashes, c.solo_crashes,
+                    c.is_solo, c.timeout_ms, c.traceparent, c.waited, c.priority, c.ticket FROM ",
+            $from,
+            " c"
+        )
+    };
+}
+const PRIORITY: usize = 14;
+const TICKET: usize = 15;
 
-/// Claims due tasks of a queue.
-pub async fn claim(client: &Object, wanted: &WantedTasks<'_>) -> Result<Vec<Task>, QueryError> {
-    let order = if wanted.ignore_priority { "" } else { "t.priority," };
-    let sql = CLAIM
-        .replace("/*order*/", order)
-        .replace("/*scope*/", wanted.scope.condition())
-        .replace("/*count*/", &wanted.tokens.len().to_string());
-    let statement = client.prepare_cached(&sql).await.map_err(failed("prepare claiming tasks"))?;
+/// Claims due tasks of a queue, all of one command.
+pub async fn claim(client: &Object, wanted: &WantedTasks<'_>) -> Result<Claim, QueryError> {
+    const SQL: &str = claimed!("musterd.claim_tasks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)");
+    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare claiming tasks"))?;
     let rows = client
         .query(
             &statement,
@@ -94,93 +124,104 @@ pub async fn claim(client: &Object, wanted: &WantedTasks<'_>) -> Result<Vec<Task
                 &wanted.worker,
                 &wanted.tokens,
                 &wanted.commands,
+                &wanted.most,
+                &wanted.durable,
                 &wanted.scope.parameter(),
+                &wanted.ignore_priority,
                 &wanted.behind_rows,
+                &wanted.beside,
+                &wanted.hint.priority,
+                &wanted.hint.ticket,
             ],
         )
         .await
         .map_err(failed("claim tasks"))?;
-    Ok(rows.iter().map(Task::read).collect())
+    let mut claim = Claim::default();
+    for row in &rows {
+        match row.get::<_, Option<i64>>(0) {
+            Some(_) => claim.tasks.push(Task::read(row)),
+            None => claim.busy = true,
+        }
+    }
+    claim.end = rows.last().and_then(|row| {
+        Some(Hint {
+            priority: row.get::<_, Option<i32>>(PRIORITY)?,
+            ticket: row.get::<_, Option<i64>>(TICKET)?,
+        })
+    });
+    Ok(claim)
 }
 
-/// Takes a task that is to run alone, if there is one and this worker has none yet.
-pub async fn take_solo(client: &Object, wanted: &WantedTasks<'_>) -> Result<Option<Task>, QueryError> {
-    const SQL: &str = include_str!("../sql/take_solo_task.sql");
-    let Some(token) = wanted.tokens.first() else { return Ok(None) };
-    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare taking a solitary task"))?;
+/// Claims a task that is to run alone, if there is one and this worker has none yet.
+pub async fn claim_solo(
+    client: &Object,
+    queue: &str,
+    worker: &str,
+    token: Uuid,
+    commands: &[String],
+) -> Result<Option<Task>, QueryError> {
+    const SQL: &str = claimed!("musterd.claim_solo_task($1, $2, $3, $4)");
+    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare claiming a solitary task"))?;
     let row = client
-        .query_opt(&statement, &[&wanted.queue, &wanted.worker, token, &wanted.commands])
+        .query_opt(&statement, &[&queue, &worker, &token, &commands])
         .await
-        .map_err(failed("take a solitary task"))?;
+        .map_err(failed("claim a solitary task"))?;
     Ok(row.as_ref().map(Task::read))
 }
 
-/// From now on a death of this process is the task's doing. False: somebody else has it.
+/// Seconds until the next ticket of a queue is due that is not ready yet.
+pub async fn next_due(client: &Object, queue: &str) -> Result<Option<f64>, QueryError> {
+    const SQL: &str =
+        "SELECT EXTRACT(EPOCH FROM pg_catalog.min(k.due_at) - pg_catalog.clock_timestamp())::float8
+          FROM musterd.task_tickets k WHERE k.queue = $1 AND NOT k.ready";
+    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare asking when a task is due"))?;
+    Ok(client.query_one(&statement, &[&queue]).await.map_err(failed("ask when a task is due"))?.get(0))
+}
+
+/// From now on a death of this process is the task's doing. False: another worker has it.
 pub async fn mark_alone_if_held(client: &Object, task: TaskRef) -> Result<bool, QueryError> {
-    const SQL: &str = "UPDATE musterd.tasks SET alone_at = pg_catalog.clock_timestamp()
-         WHERE id = $1 AND token = $2 AND state = 'running'";
+    const SQL: &str =
+        "UPDATE musterd.task_claims SET alone_at = pg_catalog.clock_timestamp() WHERE token = $1";
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare marking a task"))?;
-    let marked = client.execute(&statement, &[&task.id, &task.token]).await;
+    let marked = client.execute(&statement, &[&task.token]).await;
     Ok(marked.map_err(failed("mark a task as alone"))? == 1)
 }
 
-/// The tasks that hold these tokens: of a claim whose reply was lost.
+/// Others run beside it from now on. False: another worker has it.
+pub async fn unmark_alone(client: &Object, task: TaskRef) -> Result<bool, QueryError> {
+    const SQL: &str = "UPDATE musterd.task_claims SET alone_at = NULL WHERE token = $1";
+    let statement = client.prepare_cached(SQL).await.map_err(failed("prepare unmarking a task"))?;
+    let unmarked = client.execute(&statement, &[&task.token]).await;
+    Ok(unmarked.map_err(failed("unmark a task as alone"))? == 1)
+}
+
+/// The tasks that are held with these tokens: of a claim whose reply was lost.
 pub async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Task>, QueryError> {
-    const SQL: &str =
-        "SELECT id, token, parent_id, queue, command, payload, attempt, max_attempts, crashes, solo_crashes,
-               traceparent, (EXTRACT(EPOCH FROM timeout) * 1000)::bigint AS timeout_ms, NULL::float8 AS waited
-          FROM musterd.tasks WHERE worker IS NOT NULL AND state = 'running' AND token = ANY ($1)";
+    const SQL: &str = claimed!("musterd.claimed_tasks($1)");
     let statement = client.prepare_cached(SQL).await.map_err(failed("prepare finding tasks"))?;
     let rows = client.query(&statement, &[&tokens]).await.map_err(failed("find tasks by token"))?;
     Ok(rows.iter().map(Task::read).collect())
 }
 
 impl Task {
-    /// Two processes died with it: it runs with nothing beside it.
-    pub fn is_solo(&self) -> bool {
-        self.crashes >= 2
-    }
-
     fn read(row: &Row) -> Self {
-        let milliseconds: Option<i64> = row.get("timeout_ms");
+        let milliseconds: Option<i64> = row.get(11);
         Self {
-            reference: TaskRef { id: row.get("id"), token: row.get("token") },
-            parent: row.get("parent_id"),
-            queue: row.get("queue"),
-            command: row.get("command"),
-            payload: row.get("payload"),
-            attempt: row.get("attempt"),
-            max_attempts: row.get("max_attempts"),
-            crashes: row.get("crashes"),
-            solo_crashes: row.get("solo_crashes"),
+            reference: TaskRef { id: row.get(0), token: row.get(1) },
+            parent: row.get(2),
+            queue: row.get(3),
+            command: row.get(4),
+            payload: row.get(5),
+            attempt: row.get(6),
+            max_attempts: row.get(7),
+            crashes: row.get(8),
+            solo_crashes: row.get(9),
+            is_solo: row.get(10),
             timeout: milliseconds.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))),
-            traceparent: row.get("traceparent"),
-            waited: row.get("waited"),
+            traceparent: row.get(12),
+            waited: row.get(13),
         }
     }
-}
-
-/// Whether a queue has tasks to claim; those whose time has come are made claimable first.
-pub async fn due(client: &Object, queue: &str) -> Result<bool, QueryError> {
-    const PROMOTE: &str = "UPDATE musterd.tasks t SET state = 'queued'
-         WHERE t.id = ANY (ARRAY (
-               SELECT d.id FROM musterd.tasks d
-                WHERE d.queue = $1 AND d.state = 'scheduled' AND d.run_at <= pg_catalog.now()
-                ORDER BY d.run_at LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED))
-           AND t.state = 'scheduled'";
-    const LOOK: &str =
-        "SELECT EXISTS (SELECT FROM musterd.tasks t WHERE t.queue = $1 AND t.state = 'queued'),
-               EXISTS (SELECT FROM musterd.tasks t
-                        WHERE t.queue = $1 AND t.state = 'scheduled' AND t.run_at <= pg_catalog.now())";
-    let look = client.prepare_cached(LOOK).await.map_err(failed("prepare looking for tasks"))?;
-    let row = client.query_one(&look, &[&queue]).await.map_err(failed("look for tasks"))?;
-    let (queued, scheduled): (bool, bool) = (row.get(0), row.get(1));
-    if scheduled {
-        let promote =
-            client.prepare_cached(PROMOTE).await.map_err(failed("prepare the tasks whose time came"))?;
-        client.execute(&promote, &[&queue]).await.map_err(failed("make tasks claimable whose time came"))?;
-    }
-    Ok(queued || scheduled)
 }
 
 /// What a structured queue looks at to find its scope.

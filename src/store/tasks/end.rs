@@ -4,7 +4,7 @@ use super::TaskRef;
 use crate::{failpoint, json::Json};
 use deadpool_postgres::Object;
 use std::{collections::HashMap, time::Duration};
-use tokio_postgres::{Error, GenericClient};
+use tokio_postgres::{Error, Row, types::ToSql};
 use uuid::Uuid;
 
 /// What became of one attempt of a task.
@@ -31,7 +31,7 @@ pub enum TaskEnd {
     },
     /// Not run, or not to its end: no attempt is charged.
     GiveBack,
-    /// The database's trouble, not the task's: later, no attempt charged. What took the connection down with it counts
+    /// The trouble of the database or of the handler, not the task's: later, no attempt charged. What took the connection down with it counts
     /// as a crash.
     Postponed {
         error: String,
@@ -48,67 +48,108 @@ pub struct Finished {
     pub scope: Option<i64>,
 }
 
-/// The statement that writes outcomes, for whoever has a transaction of its own around it.
-pub const FINISH: &str = "SELECT f.task_id, f.task_state::text, f.scope_id
+/// What a write of outcomes came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finish {
+    /// Those that were still held, by id.
+    pub finished: HashMap<i64, Finished>,
+    /// Uncles to check after the commit.
+    pub uncles: Vec<i64>,
+}
+
+/// How a write treats tasks that another transaction has locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Locked {
+    /// Waits for them, as long as the transaction's `lock_timeout` says.
+    Wait,
+    /// Leaves them as they are, and still held.
+    PassBy,
+}
+
+/// One row of arrays: hundreds of rows would cost more than what they say.
+const FINISH: &str = "SELECT pg_catalog.array_agg(f.task_id), pg_catalog.array_agg(f.task_state::text), pg_catalog.array_agg(f.scope_id)
       FROM musterd.finish_tasks(ARRAY (
            SELECT ROW (u.id, u.token, u.outcome, u.result, u.error, u.wait, u.spawn, u.after)::musterd.task_outcome
              FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::text[]),
                              pg_catalog.unnest($4::jsonb[]), pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::float8[]),
                              pg_catalog.unnest($7::jsonb[]), pg_catalog.unnest($8::jsonb[]))
-                  AS u (id, token, outcome, result, error, wait, spawn, after))) f";
+                  AS u (id, token, outcome, result, error, wait, spawn, after)), $9) f";
 
-/// Writes the outcomes of those tasks that are still held with their token; returns them by id.
-pub async fn finish_if_held(
-    client: &impl GenericClient,
-    writes: &[TaskWrite],
-) -> Result<HashMap<i64, Finished>, Error> {
+/// Writes the outcomes of those tasks that are still held with their token, in a transaction of its own, in one round trip.
+pub async fn finish_if_held(client: &Object, writes: &[TaskWrite], locked: Locked) -> Result<Finish, Error> {
     let columns = Columns::of(writes);
-    let rows = client
-        .query(
-            FINISH,
-            &[
-                &columns.id,
-                &columns.token,
-                &columns.outcome,
-                &columns.result,
-                &columns.error,
-                &columns.wait,
-                &columns.spawn,
-                &columns.after,
-            ],
-        )
-        .await?;
-    Ok(rows.iter().map(|row| (row.get(0), Finished { state: row.get(1), scope: row.get(2) })).collect())
+    let statement = client.prepare_cached(FINISH).await?;
+    let pass_by = locked == Locked::PassBy;
+    let params = columns.params(&pass_by);
+    // Sent in one go and answered in order; a statement that fails makes the COMMIT a rollback.
+    let begin =
+        client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '300ms'");
+    let finish = client.query_one(&statement, &params);
+    let end = async {
+        failpoint!("tasks.before_commit");
+        client.batch_execute("COMMIT").await
+    };
+    let (begun, finished, ended) = tokio::join!(biased; begin, finish, end);
+    begun?;
+    let answer = finished?;
+    ended?;
+    failpoint!("tasks.committed");
+    Ok(read(&answer))
 }
 
-/// [`finish_if_held`] in a transaction of its own, isolation stated.
-pub async fn finish_in_transaction(
-    client: &Object,
-    writes: &[TaskWrite],
-) -> Result<HashMap<i64, Finished>, Error> {
-    client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
-    let finished = finish_if_held(&***client, writes).await?;
-    failpoint!("tasks.before_commit");
-    client.batch_execute("COMMIT").await?;
-    failpoint!("tasks.committed");
-    Ok(finished)
+/// Whether a task is held with this token.
+pub async fn is_held(client: &Object, task: TaskRef) -> Result<bool, Error> {
+    const SQL: &str = "SELECT EXISTS (SELECT FROM musterd.claimed_tasks(ARRAY[$1::uuid]) c WHERE c.id = $2)";
+    let statement = client.prepare_cached(SQL).await?;
+    Ok(client.query_one(&statement, &[&task.token, &task.id]).await?.get(0))
+}
+
+/// What a statement that writes outcomes answers: tasks, their states and their scopes; where there is no task, an uncle.
+pub(super) fn read(answer: &Row) -> Finish {
+    let column = |place| answer.get::<_, Option<Vec<Option<i64>>>>(place).unwrap_or_default();
+    let (ids, scopes) = (column(0), column(2));
+    let states = answer.get::<_, Option<Vec<Option<&str>>>>(1).unwrap_or_default();
+    let mut finish = Finish { finished: HashMap::with_capacity(ids.len()), uncles: Vec::new() };
+    for ((id, state), scope) in ids.into_iter().zip(states).zip(scopes) {
+        match (id, state) {
+            (Some(id), Some(state)) => {
+                finish.finished.insert(id, Finished { state: state.to_owned(), scope });
+            }
+            _ => finish.uncles.extend(scope),
+        }
+    }
+    finish
 }
 
 /// The writes as one array per column, for `unnest`.
 #[derive(Debug, Default)]
-pub struct Columns<'a> {
-    pub id: Vec<i64>,
-    pub token: Vec<Uuid>,
-    pub outcome: Vec<&'static str>,
-    pub result: Vec<Option<&'a Json>>,
-    pub error: Vec<Option<&'a str>>,
-    pub wait: Vec<f64>,
-    pub spawn: Vec<Option<&'a Json>>,
-    pub after: Vec<Option<&'a Json>>,
+struct Columns<'a> {
+    id: Vec<i64>,
+    token: Vec<Uuid>,
+    outcome: Vec<&'static str>,
+    result: Vec<Option<&'a Json>>,
+    error: Vec<Option<&'a str>>,
+    wait: Vec<f64>,
+    spawn: Vec<Option<&'a Json>>,
+    after: Vec<Option<&'a Json>>,
 }
 
 impl<'a> Columns<'a> {
-    pub fn of(writes: &'a [TaskWrite]) -> Self {
+    fn params<'p>(&'p self, pass_by: &'p bool) -> Vec<&'p (dyn ToSql + Sync)> {
+        vec![
+            &self.id,
+            &self.token,
+            &self.outcome,
+            &self.result,
+            &self.error,
+            &self.wait,
+            &self.spawn,
+            &self.after,
+            pass_by,
+        ]
+    }
+
+    fn of(writes: &'a [TaskWrite]) -> Self {
         let mut columns = Self::default();
         for write in writes {
             columns.id.push(write.task.id);

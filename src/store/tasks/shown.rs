@@ -8,6 +8,7 @@ use crate::{
     },
 };
 use serde::Serialize;
+use std::collections::BTreeMap;
 use tokio_postgres::{Error, GenericClient, Row, types::ToSql};
 
 /// A task as people see it.
@@ -30,6 +31,8 @@ pub struct Shown {
     pub idempotency_key: Option<String>,
     pub children: i64,
     pub open_children: i64,
+    /// States that no child is in are left out.
+    pub children_by_state: BTreeMap<String, i64>,
     /// Ids this task waits for.
     pub after: Vec<i64>,
     pub payload: Json,
@@ -39,6 +42,10 @@ pub struct Shown {
 
 impl Shown {
     fn read(row: &Row) -> Self {
+        let states: Vec<String> = row.get("child_states");
+        let children_by_state: BTreeMap<_, i64> =
+            states.into_iter().zip(row.get::<_, Vec<i64>>("child_counts")).collect();
+        let is_open = |state: &str| !FINAL.contains(&state);
         Self {
             id: row.get("id"),
             state: row.get("state"),
@@ -55,8 +62,9 @@ impl Shown {
             worker: row.get("worker"),
             dedup_key: row.get("dedup_key"),
             idempotency_key: row.get("idempotency_key"),
-            children: row.get("children"),
-            open_children: row.get("open_children"),
+            children: children_by_state.values().sum(),
+            open_children: children_by_state.iter().filter(|(state, _)| is_open(state)).map(|(_, n)| n).sum(),
+            children_by_state,
             after: row.get("after"),
             payload: row.get("payload"),
             result: row.get("result"),
@@ -65,7 +73,7 @@ impl Shown {
     }
 
     pub fn is_over(&self) -> bool {
-        matches!(self.state.as_str(), "succeeded" | "failed" | "aborted")
+        FINAL.contains(&self.state.as_str())
     }
 
     /// Roughly what it takes in memory.
@@ -78,11 +86,16 @@ impl Shown {
 const SHOWN: &str = "SELECT t.id, t.state::text AS state, t.parent_id, t.queue, t.command, t.priority, t.attempt, t.max_attempts,
            t.crashes, NULLIF(t.run_at, 'infinity') AS run_at, t.created_at, t.finished_at, t.worker, t.dedup_key,
            t.idempotency_key, t.payload, t.result, t.error,
-           (SELECT pg_catalog.count(*) FROM musterd.tasks c WHERE c.parent_id = t.id) AS children,
-           (SELECT pg_catalog.count(*) FROM musterd.tasks c
-             WHERE c.parent_id = t.id AND c.state NOT IN ('succeeded', 'failed', 'aborted')) AS open_children,
+           c.states AS child_states, c.counts AS child_counts,
            ARRAY (SELECT w.after_id FROM musterd.task_waits w WHERE w.task_id = t.id ORDER BY w.after_id) AS after
-      FROM musterd.tasks t";
+      FROM musterd.tasks t
+     CROSS JOIN LATERAL (
+           SELECT ARRAY (SELECT e.key FROM pg_catalog.jsonb_each_text(j.children) e) AS states,
+                  ARRAY (SELECT e.value::bigint FROM pg_catalog.jsonb_each_text(j.children) e) AS counts
+             FROM (SELECT musterd.children_by_state(t.id) AS children OFFSET 0) j) c";
+
+/// The states of a task that has ended.
+const FINAL: [&str; 3] = ["succeeded", "failed", "aborted"];
 
 pub async fn show(client: &impl GenericClient, id: i64) -> Result<Option<Shown>, Error> {
     let row = client.query_opt(&format!("{SHOWN} WHERE t.id = $1"), &[&id]).await?;
