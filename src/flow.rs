@@ -3,6 +3,7 @@
 pub mod batcher;
 pub mod claim;
 pub mod complete;
+pub mod enqueue;
 pub mod export;
 pub mod fiber;
 pub mod held;

@@ -10,6 +10,7 @@ pub mod presence;
 pub mod redis;
 pub mod roll;
 pub mod session;
+pub mod tracked;
 
 use crate::{config::Problems, secret::Secret};
 use serde::{Deserialize, Serialize};

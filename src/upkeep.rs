@@ -2,5 +2,6 @@
 
 pub mod reconcile;
 pub mod recovery;
+pub mod registry;
 pub mod sweep;
 pub mod timeouts;

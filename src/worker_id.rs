@@ -35,6 +35,22 @@ impl fmt::Display for WorkerId {
     }
 }
 
+/// Whether these bytes could be the name of a worker.
+pub fn is_name(bytes: &[u8]) -> bool {
+    let is_number = |part: &str, most: usize| {
+        (1..=most).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let Ok(name) = std::str::from_utf8(bytes) else { return false };
+    let mut parts = name.rsplitn(3, '-');
+    let (nanoseconds, pid, host) = (parts.next(), parts.next(), parts.next());
+    nanoseconds.is_some_and(|part| is_number(part, 39))
+        && pid.is_some_and(|part| is_number(part, 10))
+        && host.is_some_and(|host| {
+            (1..=255).contains(&host.len())
+                && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.')
+        })
+}
+
 /// The machine's name with nothing in it that a key or a log could misread.
 pub fn host() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -59,5 +75,27 @@ mod tests {
         let id = WorkerId::new().to_string();
         assert!(id.starts_with(&format!("{}-{}-", host(), std::process::id())), "{id}");
         assert!(!id.contains(['{', '}']), "braces would make a second hash tag: {id}");
+    }
+
+    #[test]
+    fn names_are_known_from_garbage() {
+        for name in [WorkerId::new().as_str(), "a-1-1", "pod-7f9c-x2.example-4711-1763470800123456789"] {
+            assert!(is_name(name.as_bytes()), "{name}");
+        }
+        for garbage in [
+            &b""[..],
+            b"a\0b",
+            b"a\0-1-1",
+            b"host",
+            b"host-1",
+            b"host-1-",
+            b"-1-1",
+            b"host-x-1",
+            b"host-1-x",
+            b"h{}-1-1",
+            b"\xff-1-1",
+        ] {
+            assert!(!is_name(garbage), "{}", String::from_utf8_lossy(garbage));
+        }
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     store::{
         Store,
         batches::{self, Advisory, Completion, Look, ScopeEnd, Unbalanced},
+        events,
     },
 };
 use deadpool_postgres::PoolError;
@@ -167,7 +168,7 @@ impl Completer {
         let looks = batches::look(&client, &[id]).await;
         match looks.map_err(|source| CompleteError::Query { id, source })?.first() {
             Some(Look::Unbalanced(found)) => {
-                self.report_unbalanced(found);
+                self.report_unbalanced(&client, found).await;
                 Ok(Completion::Unbalanced)
             }
             _ => Ok(Completion::Open),
@@ -249,7 +250,7 @@ impl Completer {
                     plain.push(ScopeEnd { id: closed.id, closed: Some(closed), outputs: None })
                 }
                 Look::Unbalanced(found) => {
-                    self.report_unbalanced(found);
+                    self.report_unbalanced(client, found).await;
                     finished.push((found.id, Ok(Completion::Unbalanced)));
                 }
                 // It may abort its children, whose locks come in an order of their own: one at a time.
@@ -266,7 +267,7 @@ impl Completer {
         }
     }
 
-    fn report_unbalanced(&self, found: &Unbalanced) {
+    async fn report_unbalanced(&self, client: &deadpool_postgres::Object, found: &Unbalanced) {
         self.metrics.batches_unbalanced.inc();
         tracing::error!(
             batch = found.id,
@@ -276,6 +277,13 @@ impl Completer {
             outside = found.outside,
             "the lines of a batch do not add up; it stays open, and the sweep lets missing lines run again"
         );
+        if let Err(error) = events::record_unbalanced(&***client, found).await {
+            tracing::warn!(
+                batch = found.id,
+                error = describe(&error),
+                "no event was written of a batch that does not add up"
+            );
+        }
     }
 
     async fn finish_one(

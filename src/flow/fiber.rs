@@ -1,7 +1,9 @@
 //! A fiber: runs the rows of one block, one after the other, and hands over their outcomes.
 
+mod alone;
 mod budget;
 mod facts;
+mod overdue;
 mod slice;
 mod work;
 
@@ -11,10 +13,10 @@ pub use facts::FactsCache;
 use super::{
     batcher::{Sender, Writer},
     complete::Checks,
-    held::{Cancel, Held},
+    held::{Cancel, Held, Key},
     pace::Pace,
     solo::{Company, Room, Solitude},
-    watch::Watch,
+    watch::{Watch, Watched},
     writer::{BlockUpdate, OutcomeWriter, Update},
 };
 use crate::{
@@ -34,7 +36,6 @@ use crate::{
 use futures::FutureExt;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 use work::{Given, Work};
 
 /// Everything a fiber needs; shared by all of them.
@@ -45,7 +46,9 @@ pub struct Bench {
     pub outcomes: Sender<Update>,
     pub checks: Checks,
     pub held: Held,
+    /// Of rows.
     pub pace: Pace,
+    pub task_pace: Pace,
     pub retry: backoff::Config,
     /// A task that takes so many connections down with it is failed.
     pub max_crashes: i32,
@@ -86,8 +89,10 @@ impl Bench {
         let solitude = tokio::select! {
             biased;
             end = interrupted(&cancel, &self.now) => return self.leave(&block, end).await,
-            solitude = self.alone_with(block.reference.token) => solitude,
+            solitude = self.alone_with(block.reference.token.into()) => solitude,
         };
+        // Another replica may have nothing else to do.
+        let Some(solitude) = solitude else { return self.leave(&block, End::GiveBack).await };
         let marked = self.patiently(&cancel, "block", || async {
             blocks::mark_alone_if_held(&self.store.general.get().await?, block.reference).await
         });
@@ -95,7 +100,10 @@ impl Bench {
             Some(true) => {
                 tracing::warn!(batch = block.reference.batch, lines = %block.lines, token = %block.reference.token,
                     "a row that processes died with runs alone now");
-                self.run_block(block).await;
+                let (reference, suspect) = (block.reference, (block.reference.token.into(), block.crashes));
+                let lift =
+                    || async move { blocks::unmark_alone(&self.store.general.get().await?, reference).await };
+                return self.alone_for_a_while(suspect, solitude, self.run_block(block), lift).await;
             }
             Some(false) => self.leave(&block, End::Fenced).await,
             None => {
@@ -106,13 +114,25 @@ impl Bench {
         drop(solitude);
     }
 
-    /// Nobody else is at work, and what they did is written: only this block or task could suffer from its own deed.
-    pub(super) async fn alone_with(&self, token: Uuid) -> Solitude {
-        self.held.stand_by(token, true);
-        let solitude = self.room.alone().await;
-        self.held.stand_by(token, false);
-        self.held.nothing_but(token).await;
-        solitude
+    /// Waits until nothing else is at work and the outcomes of all other work are written: a death is then this block's or task's
+    /// doing. `None`: the others take too long.
+    pub(super) async fn alone_with(&self, key: Key) -> Option<Solitude> {
+        self.held.stand_by(key, true);
+        let settled = async {
+            self.held.stand_by(key, false);
+            self.held.nothing_but(key).await;
+        };
+        self.room.alone(settled).await
+    }
+
+    /// Whether solitary work may be claimed now.
+    pub(super) fn takes_solo(&self) -> bool {
+        self.room.may_wait(self.held.oldest())
+    }
+
+    /// Gives back a block that waited for a fiber.
+    pub async fn give_back(&self, block: &Block) {
+        self.leave(block, End::GiveBack).await;
     }
 
     /// Gives up a block of which nothing was started.
@@ -133,7 +153,7 @@ impl Bench {
             brake: None,
             written: Vec::new(),
         };
-        self.hand_over(Update::Block(update)).await;
+        self.hand_over(Update::Block(Box::new(update))).await;
     }
 
     /// Runs a block to its end and hands over its close.
@@ -149,7 +169,14 @@ impl Bench {
             let end = interrupted(&cancel, &self.now).now_or_never().unwrap_or(End::GiveBack);
             return self.leave(&block, end).await;
         };
-        let post = self.watch.post(block.reference, &block.command);
+        let most = facts.batch.max_attempts.unwrap_or(self.retry.max_attempts.get() as i32);
+        let post = self.watch.post(Watched {
+            block: block.reference,
+            parts: block.parts.clone(),
+            command: block.command.clone(),
+            attempt: block.attempt,
+            max_attempts: most,
+        });
         let rows_took = self.metrics.walk.handler(&block.command, Call::Row);
         let span = Span::begin("block", facts.batch.traceparent.as_deref())
             .name("command", &block.command)

@@ -1,6 +1,6 @@
 //! What this worker holds, by token: known before a claim is sent, forgotten after its end was committed.
 //!
-//! The heartbeat copies it to Redis and the reconciliation compares it with the database; both only ever look.
+//! The heartbeat copies what runs of it to Redis and the reconciliation compares it with the database; both only ever look.
 
 use crate::store::{blocks::BlockRef, tasks::TaskRef};
 use std::{
@@ -33,9 +33,30 @@ pub struct Held {
     changes: watch::Sender<u64>,
 }
 
+/// A block by its token; a task by the token of its claim, which may be of several tasks, and its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    token: Uuid,
+    task: Option<i64>,
+}
+
+impl From<Uuid> for Key {
+    fn from(token: Uuid) -> Self {
+        Self { token, task: None }
+    }
+}
+
+impl From<TaskRef> for Key {
+    fn from(task: TaskRef) -> Self {
+        Self { token: task.token, task: Some(task.id) }
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
-    entries: HashMap<Uuid, Entry>,
+    entries: HashMap<Key, Entry>,
+    /// How many entries a token has.
+    tokens: HashMap<Uuid, usize>,
     /// What was aborted a moment ago: the reply to a claim of it may still be under way.
     aborted: HashMap<i64, Instant>,
 }
@@ -47,9 +68,15 @@ const ABORT_REMEMBERED: Duration = Duration::from_secs(15);
 struct Entry {
     /// `None` while the claim that carries the token is under way.
     holding: Option<Holding>,
+    /// When the claim came back.
+    since: Option<Instant>,
     cancel: Cancel,
     /// Waits to be alone: nothing of it has started.
     stands_by: bool,
+    /// A fiber runs it.
+    started: bool,
+    /// It was to be alone, and is not any more.
+    joined: bool,
 }
 
 /// What a token stands for.
@@ -59,7 +86,44 @@ pub enum Holding {
     Task(TaskRef),
 }
 
+impl State {
+    fn entry(&mut self, key: Key) -> &mut Entry {
+        let tokens = &mut self.tokens;
+        self.entries.entry(key).or_insert_with(|| {
+            *tokens.entry(key.token).or_default() += 1;
+            Entry::default()
+        })
+    }
+
+    fn remove(&mut self, key: Key) {
+        if self.entries.remove(&key).is_none() {
+            return;
+        }
+        if let Some(count) = self.tokens.get_mut(&key.token) {
+            *count -= 1;
+            if *count == 0 {
+                self.tokens.remove(&key.token);
+            }
+        }
+    }
+
+    /// A token that was sent with a claim and holds nothing by itself.
+    fn remove_announced(&mut self, token: Uuid) {
+        let key = Key::from(token);
+        if self.entries.get(&key).is_some_and(|entry| entry.holding.is_none()) {
+            self.remove(key);
+        }
+    }
+}
+
 impl Holding {
+    pub fn key(self) -> Key {
+        match self {
+            Self::Block(block) => block.token.into(),
+            Self::Task(task) => task.into(),
+        }
+    }
+
     pub fn token(self) -> Uuid {
         match self {
             Self::Block(block) => block.token,
@@ -80,38 +144,51 @@ impl Held {
     /// Makes tokens for a claim that is about to be sent.
     pub fn announce(&self, count: usize) -> Vec<Uuid> {
         let tokens: Vec<Uuid> = (0..count).map(|_| Uuid::new_v4()).collect();
-        self.lock().entries.extend(tokens.iter().map(|token| (*token, Entry::default())));
+        let mut held = self.lock();
+        for token in &tokens {
+            held.entry((*token).into());
+        }
+        drop(held);
         tokens
     }
 
     /// The claim came back: it brought these, and the other tokens of `announced` hold nothing.
     pub fn settle(&self, announced: &[Uuid], claimed: impl Iterator<Item = Holding>) {
         let mut held = self.lock();
-        let State { entries, aborted } = &mut *held;
-        aborted.retain(|_, since| since.elapsed() < ABORT_REMEMBERED);
+        held.aborted.retain(|_, since| since.elapsed() < ABORT_REMEMBERED);
         for holding in claimed {
-            let entry = entries.entry(holding.token()).or_default();
+            // Of batches, which are aborted for good. A task may have been retried by hand since; whether it is aborted the listener asks.
+            let is_aborted = matches!(holding, Holding::Block(_)) && held.aborted.contains_key(&holding.id());
+            let entry = held.entry(holding.key());
             entry.holding = Some(holding);
+            entry.since = Some(Instant::now());
             // The news of the abort was faster than the reply to the claim.
-            if aborted.contains_key(&holding.id()) {
+            if is_aborted {
                 entry.cancel.aborted.cancel();
+            }
+            if matches!(holding, Holding::Task(_)) {
+                held.remove_announced(holding.token());
             }
         }
         for token in announced {
-            if entries.get(token).is_some_and(|entry| entry.holding.is_none()) {
-                entries.remove(token);
-            }
+            held.remove_announced(*token);
         }
         drop(held);
         self.tell();
     }
 
-    pub fn cancel_of(&self, token: Uuid) -> Cancel {
-        self.lock().entries.get(&token).map(|entry| entry.cancel.clone()).unwrap_or_default()
+    pub fn cancel_of(&self, key: impl Into<Key>) -> Cancel {
+        self.lock().entries.get(&key.into()).map(|entry| entry.cancel.clone()).unwrap_or_default()
     }
 
-    pub fn forget(&self, token: Uuid) {
-        self.lock().entries.remove(&token);
+    pub fn forget(&self, key: impl Into<Key>) {
+        self.forget_all([key]);
+    }
+
+    pub fn forget_all(&self, keys: impl IntoIterator<Item = impl Into<Key>>) {
+        let mut held = self.lock();
+        keys.into_iter().for_each(|key| held.remove(key.into()));
+        drop(held);
         self.tell();
     }
 
@@ -122,16 +199,16 @@ impl Held {
         held.entries.values().filter(|entry| entry.holding.is_some()).count()
     }
 
-    /// Somebody else has this block.
+    /// Another worker has this block, or these tasks.
     pub fn fence(&self, token: Uuid) {
-        if let Some(entry) = self.lock().entries.get(&token) {
-            entry.cancel.fenced.cancel();
-        }
+        let held = self.lock();
+        let of_token = held.entries.iter().filter(|(key, _)| key.token == token);
+        of_token.for_each(|(_, entry)| entry.cancel.fenced.cancel());
     }
 
     /// Whether a token is known: held, or sent with a claim whose end we do not know yet.
     pub fn knows(&self, token: Uuid) -> bool {
-        self.lock().entries.contains_key(&token)
+        self.lock().tokens.contains_key(&token)
     }
 
     /// The tasks in hand.
@@ -152,24 +229,60 @@ impl Held {
         self.lock().entries.values().filter_map(block).collect()
     }
 
+    /// A fiber begins to run these.
+    pub fn start(&self, keys: &[Key]) {
+        let mut held = self.lock();
+        for key in keys {
+            if let Some(entry) = held.entries.get_mut(key) {
+                entry.started = true;
+            }
+        }
+        drop(held);
+        self.tell();
+    }
+
+    /// What fibers run, as opposed to what waits for one or waits to be alone.
+    pub fn running(&self) -> Vec<Holding> {
+        let runs = |entry: &Entry| entry.holding.filter(|_| entry.started && !entry.stands_by);
+        self.lock().entries.values().filter_map(runs).collect()
+    }
+
     /// Says whether a block or task merely waits for its turn to be alone.
-    pub fn stand_by(&self, token: Uuid, stands_by: bool) {
-        if let Some(entry) = self.lock().entries.get_mut(&token) {
+    pub fn stand_by(&self, key: Key, stands_by: bool) {
+        if let Some(entry) = self.lock().entries.get_mut(&key) {
             entry.stands_by = stands_by;
         }
         self.tell();
     }
 
+    /// A suspect that was alone runs on beside others.
+    pub fn join_others(&self, key: Key) {
+        if let Some(entry) = self.lock().entries.get_mut(&key) {
+            entry.joined = true;
+        }
+    }
+
+    pub fn has_joined_others(&self, key: impl Into<Key>) -> bool {
+        self.lock().entries.get(&key.into()).is_some_and(|entry| entry.joined)
+    }
+
     /// Waits until nothing else is in hand: the ends of all others are committed. Those that stand by do not count: two that
     /// want to be alone would wait for each other.
-    pub async fn nothing_but(&self, token: Uuid) {
+    pub async fn nothing_but(&self, key: Key) {
         let mut changes = self.watch();
         let counts =
-            |(other, entry): (&Uuid, &Entry)| *other != token && entry.holding.is_some() && !entry.stands_by;
+            |(other, entry): (&Key, &Entry)| *other != key && entry.holding.is_some() && !entry.stands_by;
         while self.lock().entries.iter().any(counts) {
             // Cannot fail: the sender is ours.
             let _ = changes.changed().await;
         }
+    }
+
+    /// How long the oldest of what is in hand has been there; `None` when nothing is. Those that stand by do not count.
+    pub fn oldest(&self) -> Option<Duration> {
+        let held = self.lock();
+        let at_work = held.entries.values().filter(|entry| !entry.stands_by);
+        at_work.filter_map(|entry| Some(entry.since?.elapsed())).max()
     }
 
     /// Tells of every change.

@@ -5,13 +5,15 @@
 
 mod chunks;
 mod exported;
+pub(super) mod read;
 
 pub use exported::{ADDED, WHOLE};
 
-use super::input::{Format, InputError, LARGEST, Limits, Reader};
+use super::input::{Format, InputError, LARGEST, Limits};
 use crate::{config::Problems, json::Json, spans::Span, store::submissions, traceparent::Traceparent};
 use bytes::Bytes;
 use chunks::{Chunks, Target};
+use read::read_beside;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
@@ -144,8 +146,10 @@ pub struct Submitted {
 pub struct Appended {
     pub id: i64,
     pub added: u64,
-    /// What the batch has now.
+    /// What the batch has now; of a repeat, what it had then.
     pub rows: i32,
+    /// The key stood for these rows already; nothing was added.
+    pub repeated: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -197,7 +201,7 @@ pub async fn submit(
     meter: Meter,
 ) -> Result<Submitted, SubmitError> {
     let known = match &order.idempotency_key {
-        Some(key) => submissions::find(client, key).await?,
+        Some(key) => submissions::find(client, &order.command, key).await?,
         None => None,
     };
     let id = match &known {
@@ -220,74 +224,22 @@ pub async fn submit(
     submissions::copy_in(client, id, order, messages, reading).await
 }
 
-/// Reads `source` to its end and adds its rows to a batch that is held or running; how many it has then.
+/// Reads `source` to its end and adds its rows to a batch that is held or running; how many it has then. With a key of the batch's
+/// they are added once, however often they are sent.
 pub async fn append(
     client: &mut Client,
     id: i64,
+    idempotency_key: Option<&str>,
     given: Given<impl Read + Send + 'static>,
     meter: Meter,
 ) -> Result<Appended, SubmitError> {
-    let (messages, reading) = read_beside(given, Chunks::new(Target::Staged, None), meter);
-    submissions::copy_onto(client, id, messages, reading).await
+    let hash = idempotency_key.map(|_| Sha256::new());
+    let (messages, reading) = read_beside(given, Chunks::new(Target::Staged, hash), meter);
+    submissions::copy_onto(client, id, idempotency_key, messages, reading).await
 }
 
 async fn drain(mut messages: mpsc::Receiver<Bytes>) {
     while messages.recv().await.is_some() {}
-}
-
-/// Messages that wait to be sent. With one being filled and one being sent they bound the memory of a submission.
-const WAITING: usize = 4;
-
-/// Reads in a thread of its own, which is work for a core: the messages it makes, and what it found at the end.
-fn read_beside(
-    given: Given<impl Read + Send + 'static>,
-    chunks: Chunks,
-    meter: Meter,
-) -> (mpsc::Receiver<Bytes>, impl Future<Output = Result<Whole, SubmitError>>) {
-    let (sender, messages) = mpsc::channel(WAITING);
-    let reading = tokio::task::spawn_blocking(move || read_all(given, chunks, &sender, &meter));
-    (messages, async { reading.await.map_err(|_| SubmitError::ReaderDied)? })
-}
-
-fn read_all<R: Read>(
-    given: Given<R>,
-    mut chunks: Chunks,
-    messages: &mpsc::Sender<Bytes>,
-    meter: &Meter,
-) -> Result<Whole, SubmitError> {
-    let Given { source, format, limits, exported } = given;
-    let mut reader = Reader::new(source, format, limits);
-    let mut row = Vec::new();
-    let mut rows: u64 = 0;
-    loop {
-        let found = match exported {
-            true => reader.next_row(&mut row)?,
-            false => reader.append_row(chunks.next_row())?,
-        };
-        if found.is_none() {
-            break;
-        }
-        rows += 1;
-        if rows > i32::MAX as u64 {
-            return Err(SubmitError::TooMany);
-        }
-        if exported {
-            exported::append_input(&row, format, limits, chunks.next_row())
-                .map_err(|problem| SubmitError::NotExported { row: rows, problem })?;
-        }
-        if let Some(message) = chunks.end_row() {
-            meter.set(rows, reader.bytes_read());
-            if messages.blocking_send(message).is_err() {
-                // The other side has an error of its own to report.
-                return Err(SubmitError::ReaderDied);
-            }
-        }
-    }
-    meter.set(rows, reader.bytes_read());
-    let (message, hash) = chunks.finish();
-    // Refused only when the other side has ended with its own error.
-    let _ = messages.blocking_send(message);
-    Ok(Whole { rows, hash })
 }
 
 impl Order {

@@ -1,8 +1,9 @@
-//! Which rows are running, and since when: for whoever looks for handlers that do not stop.
+//! Which rows are running, and since when: so that handlers which do not stop are found.
 //!
-//! A handler past its time is cancelled where it runs. One that blocks its thread cannot be: this is how it is seen.
+//! A handler past its time is cancelled where it runs. One that blocks its thread cannot be: this is how it is seen, and its
+//! block given up.
 
-use crate::store::blocks::BlockRef;
+use crate::store::blocks::{BlockRef, Parts};
 use std::{
     collections::HashMap,
     sync::{
@@ -22,20 +23,28 @@ pub struct Watch {
 /// Where a block says what it is doing; a store without a lock for every row.
 #[derive(Debug)]
 pub struct Post {
-    block: BlockRef,
-    command: String,
-    /// Milliseconds from the watch's beginning to the row's deadline; nought between rows.
+    watched: Watched,
+    /// Milliseconds from the watch's beginning to the row's deadline; zero between rows.
     deadline: AtomicU64,
     line: AtomicI32,
     reported: AtomicI32,
 }
 
-/// A row that runs though its time is over.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Overdue {
-    pub batch: i64,
-    pub line: i32,
+/// A block, with what is needed to give it up without its fiber.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    pub block: BlockRef,
+    pub parts: Parts,
     pub command: String,
+    pub attempt: i32,
+    pub max_attempts: i32,
+}
+
+/// A row that runs though its time is over.
+#[derive(Clone, Debug)]
+pub struct Overdue {
+    pub watched: Watched,
+    pub line: i32,
     pub late: Duration,
     /// Not reported before.
     pub news: bool,
@@ -49,15 +58,15 @@ impl Default for Watch {
 
 impl Watch {
     /// Begins to watch a block; until the guard is dropped.
-    pub fn post(&self, block: BlockRef, command: &str) -> Guard {
+    pub fn post(&self, watched: Watched) -> Guard {
+        let token = watched.block.token;
         let post = Arc::new(Post {
-            block,
-            command: command.to_owned(),
+            watched,
             deadline: AtomicU64::new(0),
             line: AtomicI32::new(0),
             reported: AtomicI32::new(0),
         });
-        self.lock().insert(block.token, Arc::clone(&post));
+        self.lock().insert(token, Arc::clone(&post));
         Guard { watch: self.clone(), post }
     }
 
@@ -69,9 +78,8 @@ impl Watch {
             let late = Duration::from_millis(now.saturating_sub(deadline));
             let line = post.line.load(Ordering::Relaxed);
             (deadline > 0 && late > grace).then(|| Overdue {
-                batch: post.block.batch,
+                watched: post.watched.clone(),
                 line,
-                command: post.command.clone(),
                 late,
                 news: post.reported.swap(line, Ordering::Relaxed) != line,
             })
@@ -108,7 +116,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.watch.lock().remove(&self.post.block.token);
+        self.watch.lock().remove(&self.post.watched.block.token);
     }
 }
 
@@ -120,19 +128,20 @@ mod tests {
     fn a_row_past_its_deadline_is_seen_and_is_news_once() {
         let watch = Watch::default();
         let block = BlockRef { id: 1, token: Uuid::new_v4(), batch: 7 };
-        let guard = watch.post(block, "slow");
+        let (parts, command) = (Parts::default(), "slow".to_owned());
+        let guard = watch.post(Watched { block, parts, command, attempt: 1, max_attempts: 3 });
         guard.begin(3, Duration::from_secs(3600));
-        assert_eq!(watch.overdue(Duration::ZERO), []);
+        assert!(watch.overdue(Duration::ZERO).is_empty());
         guard.begin(4, Duration::ZERO);
         std::thread::park_timeout(Duration::from_millis(5));
         let seen = watch.overdue(Duration::ZERO);
-        assert_eq!((seen[0].batch, seen[0].line, seen[0].news), (7, 4, true));
+        assert_eq!((seen[0].watched.block.batch, seen[0].line, seen[0].news), (7, 4, true));
         assert!(!watch.overdue(Duration::ZERO)[0].news);
         guard.end();
-        assert_eq!(watch.overdue(Duration::ZERO), []);
+        assert!(watch.overdue(Duration::ZERO).is_empty());
         guard.begin(5, Duration::ZERO);
         drop(guard);
         std::thread::park_timeout(Duration::from_millis(5));
-        assert_eq!(watch.overdue(Duration::ZERO), []);
+        assert!(watch.overdue(Duration::ZERO).is_empty());
     }
 }

@@ -28,13 +28,14 @@ use aside::Aside;
 use deadpool_postgres::Pool;
 use flusher::{Answer, Flusher};
 use std::{collections::HashMap, sync::Arc};
+use tasks::{TaskFlusher, TasksAside};
 use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
 /// What a fiber hands over.
 #[derive(Debug)]
 pub enum Update {
-    Block(BlockUpdate),
+    Block(Box<BlockUpdate>),
     Task(TaskWrite),
 }
 
@@ -104,11 +105,12 @@ impl Trouble {
 
 #[derive(Debug)]
 pub struct OutcomeWriter {
-    pool: Pool,
     flusher: Flusher,
     trouble: Trouble,
     after: Acknowledge,
     aside: Aside,
+    tasks: TaskFlusher,
+    tasks_aside: TasksAside,
 }
 
 /// What a writer needs of the rest of the daemon.
@@ -131,8 +133,11 @@ impl OutcomeWriter {
         let trouble = Trouble { health, gate };
         let after = Acknowledge { held, checks, metrics: metrics.clone() };
         let flusher = Flusher { pool: pool.clone(), trouble: trouble.clone(), metrics: metrics.clone() };
+        let aside_pool = general.clone();
         let aside = Aside::new(Flusher { pool: general, ..flusher.clone() }, after.clone());
-        Self { pool, flusher, trouble, after, aside }
+        let tasks = TaskFlusher { pool, trouble: trouble.clone(), metrics };
+        let tasks_aside = TasksAside::new(TaskFlusher { pool: aside_pool, ..tasks.clone() }, after.clone());
+        Self { flusher, trouble, after, aside, tasks, tasks_aside }
     }
 }
 
@@ -166,7 +171,7 @@ impl Writer for OutcomeWriter {
         let (mut blocks, mut tasks) = (Vec::new(), Vec::new());
         for update in updates {
             match update {
-                Update::Block(update) => blocks.push(update),
+                Update::Block(update) => blocks.push(*update),
                 Update::Task(write) => tasks.push(write),
             }
         }
@@ -184,6 +189,7 @@ impl Writer for OutcomeWriter {
     /// Waits for what was put aside.
     async fn finish(&mut self) {
         self.aside.finish().await;
+        self.tasks_aside.finish().await;
     }
 }
 
@@ -292,3 +298,6 @@ impl Acknowledge {
         succeeded + failed
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -82,7 +82,7 @@ impl Heartbeat {
 
     async fn live(self, stop: CancellationToken, others: &Handle) -> Result<(), HeartbeatError> {
         let roll = match self.config.backend {
-            Backend::Redis => Some(Roll::open(&self.redis, &self.presence)?),
+            Backend::Redis => Some(Roll::open(&self.redis, &self.presence, self.config.heartbeat_ttl)?),
             Backend::Postgres => None,
         };
         let (beaten, missing) = (Notify::new(), Notify::new());

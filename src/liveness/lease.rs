@@ -58,6 +58,9 @@ impl Lease {
 
     /// Returns at once while the lease is valid; else when it is renewed.
     pub async fn valid(&self) {
+        if self.is_valid() {
+            return;
+        }
         let mut renewals = self.renewals.subscribe();
         while !self.is_valid() {
             // Cannot fail: the sender is ours.

@@ -1,13 +1,13 @@
 //! The only door to Redis. Every call has a limit of ours; nothing in Redis is the truth.
 
-use crate::{liveness::RedisConfig, secret::Secret};
+use crate::{liveness::RedisConfig, queue, secret::Secret, store::batches::Progress};
 use fred::{
     clients::Client,
     interfaces::ClientLike,
     prelude::{Builder, Config, ErrorKind, ReconnectPolicy, ServerConfig},
-    types::config::UnresponsiveConfig,
+    types::config::{CredentialProvider, Server, UnresponsiveConfig},
 };
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 use tokio::sync::OnceCell;
 
 /// The longest any one call may take, whatever the client believes.
@@ -56,7 +56,40 @@ pub fn parse(url: &Secret) -> Result<Config, RedisError> {
         let reason = "it must begin with redis://, rediss://, redis-cluster:// or redis-sentinel://";
         return Err(RedisError::Url { reason: reason.into() });
     }
-    Config::from_url(url.expose()).map_err(|error| RedisError::Url { reason: error.details().to_owned() })
+    let mut config = Config::from_url(url.expose())
+        .map_err(|error| RedisError::Url { reason: error.details().to_owned() })?;
+    if url.file().is_some() {
+        config.credential_provider = Some(Arc::new(Credentials(url.clone())));
+    }
+    Ok(config)
+}
+
+/// The user and password of a URL that came from a file, read again for every connection.
+#[derive(Debug)]
+struct Credentials(Secret);
+
+type Fetched = Result<(Option<String>, Option<String>), fred::error::Error>;
+
+impl Credentials {
+    fn fetch_now(&self) -> Fetched {
+        let unusable = |reason: String| fred::error::Error::new(ErrorKind::Auth, reason);
+        let url = self.0.current().map_err(|error| unusable(format!("the file of redis.url: {error}")))?;
+        Config::from_url(url.expose()).map(|config| (config.username, config.password))
+    }
+}
+
+impl CredentialProvider for Credentials {
+    fn fetch<'s, 'o, 'f>(
+        &'s self,
+        _: Option<&'o Server>,
+    ) -> Pin<Box<dyn Future<Output = Fetched> + Send + 'f>>
+    where
+        's: 'f,
+        'o: 'f,
+        Self: 'f,
+    {
+        Box::pin(std::future::ready(self.fetch_now()))
+    }
 }
 
 /// Host and port without user or password, for people.
@@ -73,8 +106,25 @@ pub fn server_name(config: &Config) -> String {
 
 /// One connection tried once, for `musterd doctor`: what is there, or why not.
 pub async fn probe(config: &RedisConfig) -> Result<String, RedisError> {
+    let has_password = parse(&config.url)?.password.is_some();
+    let (server, client) = brief_client(config)?;
+    let answer = tokio::time::timeout(CALL_LIMIT * 2, first_words(&client)).await;
+    // Best effort: the probe is over whatever the farewell says.
+    let _ = tokio::time::timeout(Duration::from_secs(1), client.quit()).await;
+    match answer {
+        Err(_) => Err(RedisError::Silent { server }),
+        Ok(Err(error)) if *error.kind() == ErrorKind::Auth && !has_password => {
+            Err(RedisError::NoPassword { server })
+        }
+        Ok(Err(error)) => Err(classify(server, &error)),
+        Ok(Ok(version)) => Ok(format!("{version} at {server}")),
+    }
+}
+
+/// A client that tries once, with the name of its server.
+fn brief_client(config: &RedisConfig) -> Result<(String, Client), RedisError> {
     let parsed = parse(&config.url)?;
-    let (server, has_password) = (server_name(&parsed), parsed.password.is_some());
+    let server = server_name(&parsed);
     let client = Builder::from_config(Config { fail_fast: true, ..parsed })
         .with_connection_config(|connection| {
             connection.connection_timeout = CALL_LIMIT;
@@ -88,17 +138,7 @@ pub async fn probe(config: &RedisConfig) -> Result<String, RedisError> {
         .set_policy(ReconnectPolicy::new_constant(1, 50))
         .build()
         .map_err(|error| RedisError::Url { reason: error.details().to_owned() })?;
-    let answer = tokio::time::timeout(CALL_LIMIT * 2, first_words(&client)).await;
-    // Best effort: the probe is over whatever the farewell says.
-    let _ = tokio::time::timeout(Duration::from_secs(1), client.quit()).await;
-    match answer {
-        Err(_) => Err(RedisError::Silent { server }),
-        Ok(Err(error)) if *error.kind() == ErrorKind::Auth && !has_password => {
-            Err(RedisError::NoPassword { server })
-        }
-        Ok(Err(error)) => Err(classify(server, &error)),
-        Ok(Ok(version)) => Ok(format!("{version} at {server}")),
-    }
+    Ok((server, client))
 }
 
 async fn first_words(client: &Client) -> Result<String, fred::error::Error> {
@@ -154,7 +194,7 @@ pub(super) fn client(config: &RedisConfig) -> Result<Client, RedisError> {
         .map_err(|error| RedisError::Url { reason: error.details().to_owned() })
 }
 
-/// The status of finished batches, for whoever would rather ask Redis. A courtesy: PostgreSQL is the truth.
+/// The status of batches at their end, for those who would rather ask Redis. A courtesy: PostgreSQL is the truth.
 #[derive(Clone, Debug)]
 pub struct StatusCache {
     client: Client,
@@ -173,7 +213,7 @@ impl StatusCache {
     }
 
     /// Writes `PREFIX_{batch:ID}_STATUS`; what goes wrong is said in the log and forgotten.
-    pub async fn put(&self, progress: &crate::store::batches::Progress) {
+    pub async fn put(&self, progress: &Progress) {
         use fred::interfaces::KeysInterface;
         // A batch may end before a worker that has just started has reached Redis. Later nobody waits for it.
         self.begun
@@ -184,7 +224,7 @@ impl StatusCache {
         if !self.client.is_connected() {
             return;
         }
-        let key = format!("{}_{{batch:{}}}_STATUS", self.prefix, progress.id);
+        let key = status_key(&self.prefix, progress.id);
         let Ok(value) = serde_json::to_string(progress) else { return };
         let life = Some(fred::types::Expiration::EX(STATUS_LIFE_SECONDS));
         let write = self.client.set::<(), _, _>(key, value, life, None, false);
@@ -200,4 +240,50 @@ impl StatusCache {
             Err(_) => tracing::warn!(batch = progress.id, "the status cache did not answer"),
         }
     }
+}
+
+fn status_key(prefix: &str, batch: i64) -> String {
+    format!("{prefix}_{{batch:{batch}}}_STATUS")
+}
+
+/// A status as the cache has it.
+#[derive(Debug)]
+pub struct Cached {
+    pub progress: Progress,
+    /// Time since it was written.
+    pub age: Duration,
+}
+
+/// What the cache says of a batch, asked once over a connection of its own. `None`: nothing, or nothing that a worker has written.
+pub async fn cached_status(config: &RedisConfig, batch: i64) -> Result<Option<Cached>, RedisError> {
+    use fred::interfaces::KeysInterface;
+    let (server, client) = brief_client(config)?;
+    let key = status_key(&config.key_prefix, batch);
+    let ask = async {
+        client.init().await?;
+        let text: Option<String> = client.get(&key).await?;
+        let left: i64 = client.ttl(&key).await?;
+        Ok::<_, fred::error::Error>((text, left))
+    };
+    let answer = tokio::time::timeout(CALL_LIMIT * 2, ask).await;
+    // Best effort: nothing more is asked.
+    let _ = tokio::time::timeout(Duration::from_secs(1), client.quit()).await;
+    match answer {
+        Err(_) => Err(RedisError::Silent { server }),
+        // Another type stands there.
+        Ok(Err(error)) if error.details().starts_with("WRONGTYPE") => Ok(None),
+        Ok(Err(error)) => Err(classify(server, &error)),
+        Ok(Ok((text, left))) => Ok(text.and_then(|text| believe(&text, batch, left))),
+    }
+}
+
+/// Any client of Redis may have written it.
+fn believe(text: &str, batch: i64, left: i64) -> Option<Cached> {
+    let progress: Progress = serde_json::from_str(text).ok()?;
+    let is_over = ["succeeded", "failed", "aborted"].contains(&progress.state.as_str());
+    let names = [&progress.command, &progress.queue];
+    let ours = progress.id == batch && is_over && names.iter().all(|name| queue::is_valid_name(name));
+    let age = STATUS_LIFE_SECONDS.checked_sub(left).and_then(|age| u64::try_from(age).ok());
+    ours.then_some(())?;
+    Some(Cached { progress, age: Duration::from_secs(age.filter(|_| left >= 0)?) })
 }

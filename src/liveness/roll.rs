@@ -1,19 +1,19 @@
 //! The roll in Redis: who lives and what they hold. Everything here may be empty, stale or wrong without harm.
 //!
 //! `PREFIX_{id}_HEARTBEAT` = "alive" with a TTL, `PREFIX_WORKER_REGISTRY` the set of ids, `PREFIX_{id}_ROWS` the set of
-//! what a worker holds. The braces are in the keys: they put the keys of one worker into one slot of a cluster.
+//! what a worker is running. The braces are in the keys: they put the keys of one worker into one slot of a cluster.
 
 use super::{
     RedisConfig,
     presence::{Presence, Witness},
     redis::{self, CALL_LIMIT, RedisError},
 };
-use crate::worker_id::WorkerId;
+use crate::{liveness::tracked::Tracked, worker_id::WorkerId};
 use fred::{
     clients::Client,
     error::{Error, ErrorKind},
     interfaces::{ClientLike, KeysInterface, SetsInterface},
-    types::{ConnectHandle, Expiration},
+    types::{ClusterHash, ConnectHandle, CustomCommand, Expiration, Value},
 };
 use futures::{FutureExt, future::BoxFuture};
 use std::{
@@ -28,6 +28,36 @@ impl<T, F: Future<Output = Result<T, Error>> + Send> Command<T> for F {}
 /// A client that has only just been made gets this long to connect before Redis counts as away.
 const FIRST_CONNECT: Duration = Duration::from_secs(2);
 
+/// Members of a set that are asked for at once.
+const PAGE: usize = 1_000;
+/// Pages of a dead worker's set that are read.
+const MOST_PAGES: usize = 20;
+/// Where a set begins, and where it ends.
+pub const FIRST_PAGE: &str = "0";
+/// A heartbeat may be seen this much before it was written, by the clocks of two commands.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// Some members of a set, and where the next ones are.
+#[derive(Debug)]
+pub struct Page {
+    pub members: Vec<Member>,
+    pub next: String,
+}
+
+/// A member of a set, whatever it is.
+#[derive(Debug)]
+pub struct Member(Value);
+
+impl Member {
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes().unwrap_or_default()
+    }
+
+    pub fn into_string(self) -> Option<String> {
+        self.0.into_string()
+    }
+}
+
 /// Redis is away, or said something we cannot use. Either way: do without.
 #[derive(Debug, thiserror::Error)]
 #[error("Redis is of no help now: {reason}")]
@@ -39,17 +69,19 @@ pub struct Away {
 pub struct Roll {
     client: Client,
     prefix: String,
+    /// The longest life of a heartbeat.
+    ttl: Duration,
     connection: Arc<Mutex<Option<ConnectHandle>>>,
     witness: Arc<Witness>,
 }
 
 impl Roll {
     /// A client that connects, and connects again, on the current runtime for as long as it lives.
-    pub fn open(config: &RedisConfig, presence: &Presence) -> Result<Self, RedisError> {
+    pub fn open(config: &RedisConfig, presence: &Presence, ttl: Duration) -> Result<Self, RedisError> {
         let client = redis::client(config)?;
         let connection = Arc::new(Mutex::new(Some(client.connect())));
         let witness = Arc::new(presence.witness());
-        Ok(Self { client, prefix: config.key_prefix.clone(), connection, witness })
+        Ok(Self { client, prefix: config.key_prefix.clone(), ttl, connection, witness })
     }
 
     pub fn client(&self) -> &Client {
@@ -80,16 +112,65 @@ impl Roll {
         self.call(self.client.del::<i64, _>(self.rows(id))).await.map(|_| ())
     }
 
-    /// Everybody who ever said to be here and has not been struck off.
-    pub async fn members(&self) -> Result<Vec<String>, Away> {
-        self.call(self.client.smembers(self.registry())).await
+    /// All keys of a worker that is gone; those that cannot be removed now run out, or are found by the next look.
+    pub async fn clear(&self, id: &str) {
+        let cleared = async {
+            self.strike(id).await?;
+            self.forget_rows(id).await
+        };
+        if let Err(error) = cleared.await {
+            tracing::debug!(worker = id, %error, "its keys are left to run out");
+        }
     }
 
-    /// The time until a worker's heartbeat runs out; `None` when there is none.
+    /// Some of the registry: names of workers, and whatever else was added to it.
+    pub async fn members(&self, cursor: &str) -> Result<Page, Away> {
+        self.page(self.registry(), cursor).await
+    }
+
+    /// Removes members of the registry that are no worker's name.
+    pub async fn remove(&self, garbage: Vec<Member>) -> Result<u64, Away> {
+        if garbage.is_empty() {
+            return Ok(0);
+        }
+        let values: Vec<Value> = garbage.into_iter().map(|member| member.0).collect();
+        self.call(self.client.srem(self.registry(), values)).await
+    }
+
+    /// What a worker's set says that it was running.
+    pub async fn tracked(&self, id: &str) -> Result<Tracked, Away> {
+        let (mut tracked, mut cursor) = (Tracked::default(), FIRST_PAGE.to_owned());
+        for _ in 0..MOST_PAGES {
+            let page = self.page(self.rows(id), &cursor).await?;
+            page.members.iter().for_each(|member| tracked.add(member.as_bytes()));
+            cursor = page.next;
+            if cursor == FIRST_PAGE {
+                break;
+            }
+        }
+        Ok(tracked)
+    }
+
+    async fn page(&self, key: String, cursor: &str) -> Result<Page, Away> {
+        let scan = CustomCommand::new_static("SSCAN", ClusterHash::FirstKey, false);
+        let asked = vec![key, cursor.to_owned(), "COUNT".to_owned(), PAGE.to_string()];
+        let answer: Value = self.call(self.client.custom(scan, asked)).await?;
+        let mut parts = answer.into_array().into_iter();
+        let next = parts.next().and_then(Value::into_string);
+        let members =
+            parts.next().map(Value::into_array).unwrap_or_default().into_iter().map(Member).collect();
+        match next {
+            Some(next) => Ok(Page { members, next }),
+            None => Err(Away { reason: "SSCAN was not answered with a cursor".to_owned() }),
+        }
+    }
+
+    /// The time until a worker's heartbeat runs out; `None` when there is none of ours.
     pub async fn heartbeat_left(&self, id: &str) -> Result<Option<Duration>, Away> {
         let left: i64 = self.call(self.client.pttl(self.heartbeat(id))).await?;
-        // -2: no key. -1: a key without an end is not one of ours, and proves nothing.
-        Ok(u64::try_from(left).ok().map(Duration::from_millis))
+        // -2: no key. -1: a key without an end. Neither that nor one that outlives a heartbeat was written by a worker.
+        let left = u64::try_from(left).ok().map(Duration::from_millis);
+        Ok(left.filter(|left| *left <= self.ttl + SLACK))
     }
 
     /// Adds to what a worker holds; the set lives on for `rows_ttl`.

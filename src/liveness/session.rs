@@ -14,13 +14,20 @@ use tokio::sync::watch;
 pub struct Session {
     /// Off behind a transaction pooler: a lock taken there would be somebody else's.
     wanted: bool,
-    since: Arc<Mutex<Option<Instant>>>,
+    state: Arc<Mutex<State>>,
     changes: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    since: Option<Instant>,
+    /// The connection is slow to answer: the server may have ended the session without our knowing.
+    doubted: bool,
 }
 
 impl Session {
     pub fn new(wanted: bool) -> Self {
-        Self { wanted, since: Arc::default(), changes: watch::Sender::new(0) }
+        Self { wanted, state: Arc::default(), changes: watch::Sender::new(0) }
     }
 
     /// Whether there is to be a session lock at all.
@@ -29,30 +36,38 @@ impl Session {
     }
 
     pub fn stands(&self) {
-        *self.lock() = Some(Instant::now());
+        *self.lock() = State { since: Some(Instant::now()), doubted: false };
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// The connection does not answer, or does again. While it does not, the heartbeat speaks for us.
+    pub fn doubt(&self, doubted: bool) {
+        self.lock().doubted = doubted;
         self.changes.send_modify(|count| *count += 1);
     }
 
     /// The connection is gone and the lock with it: the heartbeat speaks at once, or we would be taken for dead.
     pub fn fell(&self) {
-        *self.lock() = None;
+        *self.lock() = State::default();
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Should hold the lock and does not.
+    /// Should hold the lock and does not, or perhaps does not.
     pub fn is_missing(&self) -> bool {
-        self.wanted && self.lock().is_none()
+        let state = self.lock();
+        self.wanted && (state.since.is_none() || state.doubted)
     }
 
     pub fn has_stood_for(&self, time: Duration) -> bool {
-        self.lock().is_some_and(|since| since.elapsed() >= time)
+        let state = self.lock();
+        !state.doubted && state.since.is_some_and(|since| since.elapsed() >= time)
     }
 
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

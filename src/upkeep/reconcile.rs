@@ -5,12 +5,7 @@ use crate::{
     liveness::identity::Identity,
     metrics::Metrics,
     periodic::{Periodic, Tally},
-    store::{
-        Store,
-        blocks::BlockRef,
-        recovery,
-        tasks::{self, TaskEnd, TaskRef, TaskWrite},
-    },
+    store::{Store, blocks::BlockRef, recovery},
 };
 use deadpool_postgres::{Object, PoolError};
 use std::collections::HashSet;
@@ -50,7 +45,7 @@ impl Periodic for Reconcile {
             .chain(self.held.tasks().iter().map(|task| task.token))
             .collect();
         // The database first, then memory: a token is known here before it is sent there.
-        let owned = recovery::owned(&client, worker.as_str()).await?;
+        let (owned, claims) = recovery::owned(&client, worker.as_str()).await?;
         let lost: Vec<BlockRef> =
             owned.iter().copied().filter(|block| !self.held.knows(block.token)).collect();
         let freed = match lost.is_empty() {
@@ -58,9 +53,8 @@ impl Periodic for Reconcile {
             false => recovery::give_back_if_owned(&client, worker.as_str(), &lost).await?,
         };
         lost.iter().for_each(|block| self.checks.ask(block.batch));
-        let (freed_tasks, owned_tasks) = self.free_lost_tasks(&client, worker.as_str()).await?;
-        let freed = freed + freed_tasks;
-        let owned = owned.iter().map(|block| block.token).chain(owned_tasks.iter().map(|task| task.token));
+        let freed = freed + self.free_lost_tasks(&client, worker.as_str(), &claims).await?;
+        let owned = owned.iter().map(|block| block.token).chain(claims);
         let fenced = self.fence_what_is_gone(&before, owned.collect());
         self.metrics.liveness.reconciled.inc_by(freed + fenced);
         Ok(Tally(freed + fenced))
@@ -73,16 +67,13 @@ impl Reconcile {
         &self,
         client: &Object,
         worker: &str,
-    ) -> Result<(u64, Vec<TaskRef>), ReconcileError> {
-        let owned = tasks::owned(client, worker).await?;
-        let give_back = |task: &TaskRef| TaskWrite { task: *task, parent: None, end: TaskEnd::GiveBack };
-        let lost: Vec<TaskWrite> =
-            owned.iter().filter(|task| !self.held.knows(task.token)).map(give_back).collect();
+        claims: &[Uuid],
+    ) -> Result<u64, ReconcileError> {
+        let lost: Vec<Uuid> = claims.iter().copied().filter(|token| !self.held.knows(*token)).collect();
         if lost.is_empty() {
-            return Ok((0, owned));
+            return Ok(0);
         }
-        let freed = tasks::finish_in_transaction(client, &lost).await?;
-        Ok((freed.len() as u64, owned))
+        Ok(recovery::give_back_tasks_if_owned(client, worker, &lost).await?.freed)
     }
 
     /// Gives up what two looks in a row found in hand and not in the database.

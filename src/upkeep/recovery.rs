@@ -13,17 +13,27 @@ use crate::{
     periodic::{Periodic, Tally},
     store::{
         Store, batches,
-        recovery::{self, Freed},
+        recovery::{self, Freed, Ran},
     },
 };
 use deadpool_postgres::{Object, PoolError};
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 use suspects::Suspects;
+use uuid::Uuid;
 
-/// Time between two looks at the locks.
+/// Time between two looks at the locks while one of them is gone.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Time between two looks for blocks of owners that do not live, beside those after a death.
-const ORPHANS_EVERY: Duration = Duration::from_secs(5);
+/// Time between two looks at the locks while all of them are held.
+const LOCKS_EVERY: Duration = Duration::from_secs(4);
+/// Time between two looks for blocks and tasks of owners that do not live, beside those after a death.
+const ORPHANS_EVERY: Duration = Duration::from_secs(20);
+/// Redis has this long to say what a dead worker was running.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A beat that comes later than this after its time is a sign of trouble.
+const LATE_BEAT: Duration = Duration::from_secs(5);
 /// Workers that ended this long ago are taken off the list.
 const REMEMBERED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -44,6 +54,7 @@ pub struct Recovery {
 #[derive(Debug, Default)]
 pub struct Pace {
     judged: Option<Instant>,
+    locks_seen: Option<Instant>,
     freed: Option<Instant>,
     suspects: Suspects,
 }
@@ -66,16 +77,17 @@ impl Periodic for Recovery {
             return Ok(Tally(0));
         }
         let mut client = self.store.general.get().await?;
-        let mut buried = self.judge_by_lock(&client).await?;
+        let mut declared_dead = self.judge_by_lock(&client).await?;
         let slow = is_due(self.pace.judged, self.config.recovery_interval) && self.may_judge_by_silence();
         if slow {
-            buried.extend(self.judge_by_silence(&client).await?);
+            declared_dead.extend(self.judge_by_silence(&client).await?);
         }
-        let freed = match slow || !buried.is_empty() || is_due(self.pace.freed, ORPHANS_EVERY) {
-            true => self.free(&mut client).await?,
+        let ran = self.what_ran(&client, &declared_dead).await?;
+        let freed = match slow || !declared_dead.is_empty() || is_due(self.pace.freed, ORPHANS_EVERY) {
+            true => self.free(&mut client, &ran).await?,
             false => Freed::default(),
         };
-        if slow || !buried.is_empty() {
+        if slow || !declared_dead.is_empty() {
             // Somebody may have died between the last commit of a scope and its completion.
             for scope in batches::unfinished(&client).await? {
                 self.checks.ask(scope);
@@ -83,13 +95,14 @@ impl Periodic for Recovery {
         }
         if slow {
             recovery::strike_off(&client, REMEMBERED_FOR).await?;
-            self.tidy_redis(&client).await?;
             self.pace.judged = Some(Instant::now());
         }
-        for id in &buried {
-            self.clear_redis(id).await;
+        if let Some(roll) = &self.roll {
+            for id in &declared_dead {
+                roll.clear(id).await;
+            }
         }
-        Ok(Tally(buried.len() as u64 + freed.blocks + freed.tasks + freed.failed))
+        Ok(Tally(declared_dead.len() as u64 + freed.blocks + freed.tasks + freed.failed))
     }
 }
 
@@ -101,16 +114,20 @@ impl Recovery {
             self.pace.suspects.clear();
             return Ok(Vec::new());
         }
+        if self.pace.suspects.is_empty() && !is_due(self.pace.locks_seen, LOCKS_EVERY) {
+            return Ok(Vec::new());
+        }
+        self.pace.locks_seen = Some(Instant::now());
         let me = self.identity.id();
         let lockless = recovery::lockless(client, me.as_str(), settle).await?;
-        let mut buried = Vec::new();
+        let mut declared_dead = Vec::new();
         for suspect in self.pace.suspects.look(lockless, self.roll.as_ref()).await {
             if recovery::bury_if_lockless(client, &suspect).await? {
                 self.mourn(&suspect.id, "its session lock is gone");
-                buried.push(suspect.id);
+                declared_dead.push(suspect.id);
             }
         }
-        Ok(buried)
+        Ok(declared_dead)
     }
 
     /// After an outage everybody is silent. The others need a beat before we may judge them by it.
@@ -121,16 +138,19 @@ impl Recovery {
 
     async fn judge_by_silence(&self, client: &Object) -> Result<Vec<String>, RecoveryError> {
         let (ttl, settle) = (self.config.heartbeat_ttl, self.config.settle);
-        let mut buried = Vec::new();
-        for id in recovery::silent(client, self.identity.id().as_str(), ttl, settle.min(ttl)).await? {
+        // Our own beats come as often as theirs.
+        let own = self.config.heartbeat_interval + LATE_BEAT.min(ttl / 4);
+        let me = self.identity.id();
+        let mut declared_dead = Vec::new();
+        for id in recovery::silent(client, me.as_str(), ttl, settle.min(ttl), own).await? {
             if self.beats_in_redis(&id).await {
                 tracing::debug!(worker = id, "silent in PostgreSQL, alive in Redis; left in peace");
-            } else if recovery::bury_if_silent(client, &id, ttl).await? {
+            } else if recovery::bury_if_silent(client, me.as_str(), &id, ttl, own).await? {
                 self.mourn(&id, "it has been silent for longer than the TTL");
-                buried.push(id);
+                declared_dead.push(id);
             }
         }
-        Ok(buried)
+        Ok(declared_dead)
     }
 
     /// Redis can only speak for a worker. When it cannot be asked, PostgreSQL's word alone must do.
@@ -143,13 +163,43 @@ impl Recovery {
 
     fn mourn(&self, id: &str, why: &str) {
         self.metrics.liveness.buried.inc();
-        tracing::warn!(worker = id, why, "declared dead");
+        tracing::warn!(worker = id, why, "declared_dead dead");
     }
 
-    /// Frees page after page, until what is left is locked by somebody else.
-    async fn free(&mut self, client: &mut Object) -> Result<Freed, RecoveryError> {
+    /// What workers that died were running, as they told Redis. The database says what they held, and that alone is freed; this says
+    /// what comes first of it, since a process dies of what it runs.
+    async fn what_ran(&self, client: &Object, dead: &[String]) -> Result<Ran, RecoveryError> {
+        let mut ran = Ran::default();
+        let Some(roll) = &self.roll else { return Ok(ran) };
+        for id in dead {
+            let Ok(Ok(tracked)) = tokio::time::timeout(PATIENCE, roll.tracked(id)).await else { continue };
+            let (blocks, claims) = recovery::owned(client, id).await?;
+            let owned: HashSet<Uuid> = blocks.iter().map(|block| block.token).chain(claims).collect();
+            let in_redis = tracked.tokens.difference(&owned).count();
+            let in_postgres = owned.difference(&tracked.tokens).count();
+            if in_redis + in_postgres > 0 {
+                self.metrics.liveness.only_in_redis.inc_by(in_redis as u64);
+                self.metrics.liveness.only_in_postgres.inc_by(in_postgres as u64);
+                tracing::info!(
+                    worker = id,
+                    only_in_redis = in_redis,
+                    only_in_postgres = in_postgres,
+                    "Redis and PostgreSQL differ in what a dead worker had in hand; PostgreSQL is right"
+                );
+            }
+            ran.tokens.extend(tracked.tokens.intersection(&owned));
+            ran.tasks.extend(tracked.tasks);
+        }
+        Ok(ran)
+    }
+
+    /// Frees page after page, until what is left is locked by another transaction.
+    async fn free(&mut self, client: &mut Object, ran: &Ran) -> Result<Freed, RecoveryError> {
         self.pace.freed = Some(Instant::now());
-        let tasks = recovery::free_tasks(client, self.config.max_crashes).await?;
+        if !recovery::has_orphans(client).await? {
+            return Ok(Freed::default());
+        }
+        let tasks = recovery::free_tasks(client, self.config.max_crashes, ran).await?;
         tasks.scopes.iter().for_each(|scope| self.checks.ask(*scope));
         let mut sum = Freed { tasks: tasks.freed, failed: tasks.failed, ..Freed::default() };
         loop {
@@ -157,7 +207,7 @@ impl Recovery {
             if orphans.is_empty() {
                 break;
             }
-            let freed = recovery::free_if_held(client, &orphans, self.config.max_crashes).await?;
+            let freed = recovery::free_if_held(client, &orphans, self.config.max_crashes, ran).await?;
             for batch in &freed.batches {
                 self.checks.ask(*batch);
             }
@@ -180,30 +230,6 @@ impl Recovery {
             );
         }
         Ok(sum)
-    }
-
-    /// Names on the roll that do not live and do not beat: left over by a Redis that was away when they were buried.
-    async fn tidy_redis(&self, client: &Object) -> Result<(), RecoveryError> {
-        let Some(roll) = &self.roll else { return Ok(()) };
-        let Ok(members) = roll.members().await else { return Ok(()) };
-        let living = recovery::living(client, &members).await?;
-        for id in members.iter().filter(|id| !living.contains(id)) {
-            if matches!(roll.heartbeat_left(id).await, Ok(None)) {
-                self.clear_redis(id).await;
-            }
-        }
-        Ok(())
-    }
-
-    async fn clear_redis(&self, id: &str) {
-        let Some(roll) = &self.roll else { return };
-        let cleared = async {
-            roll.strike(id).await?;
-            roll.forget_rows(id).await
-        };
-        if let Err(error) = cleared.await {
-            tracing::debug!(worker = id, %error, "its keys are left to run out");
-        }
     }
 }
 

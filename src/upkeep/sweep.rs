@@ -1,11 +1,11 @@
 //! Finds scopes that ended and were not finished (the worker that should have done it died, or gave up too soon), and heals
-//! batches that lost lines.
+//! batches that lost lines and tasks that lost their tickets.
 
 use crate::{
     flow::complete::Checks,
     metrics::Metrics,
     periodic::{Periodic, Tally},
-    store::{Store, batches},
+    store::{Store, batches, tasks},
 };
 use deadpool_postgres::PoolError;
 
@@ -35,12 +35,19 @@ impl Periodic for Sweep {
             self.metrics.lines_reopened.inc_by(*lines as u64);
             tracing::warn!(batch, lines, "nothing was recorded of some lines of a batch; they run again");
         }
+        let reissued = tasks::sweep_tickets(&**client).await?;
+        if reissued > 0 {
+            tracing::warn!(
+                tasks = reissued,
+                "queued tasks could not be claimed by any worker; they can again"
+            );
+        }
         let found = batches::unfinished(&client).await?;
         for id in &found {
             // The same path as after a commit, so that there is only one.
             self.checks.ask(*id);
         }
         self.metrics.sweep_found.inc_by(found.len() as u64);
-        Ok(Tally((found.len() + healed.len()) as u64))
+        Ok(Tally((found.len() + healed.len()) as u64 + reissued))
     }
 }

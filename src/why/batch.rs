@@ -70,6 +70,8 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, seen: &Seen) -> Vec<R
     }
     reasons.extend(failing(id, facts));
     reasons.extend(backoff(facts));
+    reasons.extend(alone(facts));
+    reasons.extend(unavailable(facts));
     if let (Some(worker), 1..) = (&facts.silent_worker, facts.blocks_silent) {
         let what = rows(facts.blocks_silent, "block of the batch is", "blocks of the batch are");
         reasons.push(owner_silent(&what, worker, None));
@@ -78,7 +80,8 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, seen: &Seen) -> Vec<R
     reasons.extend(seen.horizon.as_ref().map(long_transaction));
     let all_troubled = lane.troubled.len() as i64 >= lane.serving;
     let stuck = |reason: &Reason| match reason.code {
-        "failing" | "long_transaction" | "retrying" => false,
+        "failing" | "long_transaction" | "retrying" | "alone" => false,
+        "handler_unavailable" => facts.recent == 0,
         "flushes_failing" => all_troubled,
         // The other blocks, and what waits, go on without that worker.
         "owner_silent" => facts.blocks_owned == facts.blocks_silent && !has_waiting(facts),
@@ -106,6 +109,13 @@ fn failing(id: i64, facts: &BatchFacts) -> Option<Reason> {
     Some(Reason::new("failing", sentence).advise(format!("musterd batch rows {id} --failed")))
 }
 
+fn alone(facts: &BatchFacts) -> Option<Reason> {
+    let alone = rows(facts.solo, "row must run alone", "rows must run alone");
+    let sentence =
+        format!("{alone}, for processes have died with it; a worker with nothing else in hand takes it");
+    (facts.solo > 0).then(|| Reason::new("alone", sentence))
+}
+
 /// What an operator has forgiven beyond what is allowed.
 fn forgiven(facts: &BatchFacts) -> String {
     match facts.forgiven > facts.allowed {
@@ -130,13 +140,26 @@ fn backoff(facts: &BatchFacts) -> Option<Reason> {
             let failed = rows(many, "row failed and is", "rows failed and are");
             Some(Reason::new("retrying", format!("{failed} tried again (attempt {attempt}){error}")))
         }
-        // Their handler asked for it, or could not be reached.
-        (None, Some(due)) if is_all => Some(Reason::new(
+        // Their handler could not be asked, or the budget.
+        (None, Some(due)) if is_all && facts.postponed == 0 => Some(Reason::new(
             "postponed",
             format!("rows were given back without a try; they are due again at {due}"),
         )),
         _ => None,
     }
+}
+
+/// Rows whose handler could not take them, and why.
+fn unavailable(facts: &BatchFacts) -> Option<Reason> {
+    let error = facts.postponed_error.as_deref()?;
+    let given_back = rows(facts.postponed, "row was", "rows were");
+    let due = facts.next_due.map(|due| format!("; the next is due at {due}")).unwrap_or_default();
+    let sentence = format!(
+        "the handler of {} cannot work: {error} ({given_back} given back, no attempt is charged{due})",
+        facts.command
+    );
+    let advice = format!("fix the handler, and try it: musterd handler test {}", facts.command);
+    Some(Reason::new("handler_unavailable", sentence).advise(advice))
 }
 
 /// One row, or several.

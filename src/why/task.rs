@@ -87,12 +87,26 @@ async fn queued(
     limits: Limits,
 ) -> Result<Vec<Reason>, Error> {
     let (id, queue) = (task.id, &task.queue);
+    if !reasons::has_ticket(client, id).await? {
+        let sentence =
+            format!("task {id} has no ticket, so no worker can claim it; tables were changed by hand");
+        let advice =
+            "nothing: the sweep issues another, within completion.sweep_max (10m) if a worker is alive";
+        return Ok(vec![Reason::new("no_ticket", sentence).advise(advice)]);
+    }
     let lane = reasons::lane(client, queue, Some(&task.command)).await?;
     let mut reasons = lane_reasons(&lane, Some(&task.command), Some(id), task.parent_id);
     reasons.extend(troubled(&lane));
     let horizon = reasons::horizon(client, limits.long_transaction.as_secs_f64()).await?;
     reasons.extend(horizon.as_ref().map(long_transaction));
     if reasons.iter().any(|reason| reason.code != "long_transaction") {
+        return Ok(reasons);
+    }
+    if task.crashes >= 2 {
+        let sentence = format!(
+            "task {id} must run alone, for processes have died with it; a worker with nothing else in hand takes it"
+        );
+        reasons.push(Reason::new("alone", sentence));
         return Ok(reasons);
     }
     let ahead = reasons::tasks_ahead(client, id).await?;

@@ -22,6 +22,10 @@ const QUICK: Duration = Duration::from_millis(10);
 
 impl Claimed for Block {
     const WORK: Work = Work::Rows;
+    const AT_ONCE: usize = 8;
+    const REFILL: u32 = 1;
+    const KEPT: Option<Duration> = None;
+    type Memory = ();
 
     fn holding(&self) -> Holding {
         Holding::Block(self.reference)
@@ -36,12 +40,17 @@ impl Claimed for Block {
         !self.solo && time.is_some_and(|time| time < QUICK)
     }
 
-    /// Not asked: the claim of rows is as cheap as the question.
-    async fn is_due(_: &Desk) -> Result<bool, QueryError> {
-        Ok(true)
+    /// Not beside tasks, which may have the better priority and would find the fibers taken.
+    fn goes_ahead(desk: &Desk) -> bool {
+        !desk.rival.defers()
     }
 
-    async fn claim(turn: &mut Turn<'_>, claimed: &mut Vec<Self>, count: usize) -> Result<(), QueryError> {
+    async fn claim(
+        turn: &mut Turn<'_>,
+        (): &mut (),
+        claimed: &mut Vec<Self>,
+        count: usize,
+    ) -> Result<(), QueryError> {
         let Some(scope) = scope(turn).await? else { return Ok(()) };
         let by_turns = [Kind::Free, Kind::Fresh];
         let order = if turn.number.is_multiple_of(2) { by_turns } else { [Kind::Fresh, Kind::Free] };
@@ -66,13 +75,29 @@ impl Claimed for Block {
         Ok(())
     }
 
+    async fn next_due(client: &Object, queue: &str) -> Result<Option<f64>, QueryError> {
+        blocks::next_due(client, queue).await
+    }
+
     async fn find(client: &Object, tokens: &[Uuid]) -> Result<Vec<Self>, QueryError> {
         blocks::find(client, tokens).await
     }
 
-    async fn run(self, bench: &Bench, company: Company) {
-        bench.metrics.blocks.inc();
-        bench.run(self, company).await;
+    fn units(claimed: Vec<Self>, _: &Desk, _: usize) -> Vec<Vec<Self>> {
+        claimed.into_iter().map(|block| vec![block]).collect()
+    }
+
+    async fn give_back(unit: Vec<Self>, bench: &Bench) {
+        for block in unit {
+            bench.give_back(&block).await;
+        }
+    }
+
+    async fn run(mut unit: Vec<Self>, bench: &Bench, company: Company) {
+        if let Some(block) = unit.pop() {
+            bench.metrics.blocks.inc();
+            bench.run(block, company).await;
+        }
     }
 }
 
@@ -109,8 +134,9 @@ async fn claim_kind(
     scope: Scope,
 ) -> Result<Vec<Block>, QueryError> {
     let Desk { bench, settings, .. } = turn.desk;
-    let task_commands = turn.deferring.then(|| bench.handlers.commands());
-    let commands = bench.handlers.row_commands();
+    let handlers = &bench.handlers;
+    let task_commands = turn.deferring.then(|| handlers.without_resting(handlers.commands()));
+    let commands = handlers.without_resting(handlers.row_commands());
     let sizes: Vec<Size> = commands.iter().map(|command| size(turn.desk, command)).collect();
     let tokens = turn.announce(count);
     let worker = turn.desk.identity.id();

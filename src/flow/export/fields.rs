@@ -23,7 +23,7 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    pub(super) async fn of(mut pages: Pages<'_, '_>) -> Result<Self, ExportError> {
+    pub(super) async fn of(mut pages: Pages<'_>) -> Result<Self, ExportError> {
         let mut fields = Self::default();
         while let Some(page) = pages.next().await? {
             for row in page {
@@ -42,6 +42,11 @@ impl Fields {
             true => Err(ExportError::TooManyFields),
             false => Ok(()),
         }
+    }
+
+    /// Whether every one of the names is a column.
+    pub(super) fn have_all<'n>(&self, mut names: impl Iterator<Item = &'n String>) -> bool {
+        names.all(|name| self.known.contains(name))
     }
 
     fn see(&mut self, name: &str) {

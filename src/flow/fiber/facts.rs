@@ -74,3 +74,28 @@ impl FactsCache {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::Json;
+
+    #[test]
+    fn large_contexts_are_not_all_remembered() {
+        let cache = FactsCache::default();
+        for n in 0..20 {
+            let context = Json::from_text("x".repeat(1 << 20));
+            let batch = BatchFacts {
+                context,
+                max_attempts: None,
+                row_timeout: None,
+                traceparent: None,
+                has_budget: false,
+            };
+            cache.keep((Uuid::from_u128(n), 1), Facts { batch, brake: None });
+            let bytes: usize = cache.lock().values().map(|facts| facts.batch.context.len()).sum();
+            assert!(bytes <= REMEMBERED_BYTES, "{bytes} bytes");
+            assert!(cache.get((Uuid::from_u128(n), 1)).is_some(), "the newest is remembered");
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Rows given to a handler together: what it reports is taken in as it comes.
 
-use super::{End, interrupted, work::Work};
+use super::{End, interrupted, storable, work::Work};
 use crate::{
     handler::{self, Outcome, Report},
     metrics::Call,
@@ -20,6 +20,7 @@ impl Work<'_> {
             }
         }
         let began = Instant::now();
+        let mut reported = began;
         let mut work = handler::run_block(handler, self.call(), rows);
         let end = loop {
             let reports = tokio::select! {
@@ -31,6 +32,7 @@ impl Work<'_> {
             if let Some(end) = self.take_reports(reports, rows.len()) {
                 break Some(end);
             }
+            self.worked_since(std::mem::replace(&mut reported, Instant::now()));
             self.hand_over_if_due().await;
         };
         if end.is_none() {
@@ -48,7 +50,7 @@ impl Work<'_> {
     fn take_reports(&mut self, reports: Vec<Report>, rows: usize) -> Option<End> {
         for report in reports {
             match report {
-                Report::Row(line, outcome) => self.take(line, outcome),
+                Report::Row(line, outcome) => _ = self.take(line, outcome),
                 Report::Succeeded(lines) => self.take_succeeded(&lines),
                 Report::Committed { lines, succeeded, failed } => {
                     self.todo = self.todo.minus(&lines);
@@ -57,6 +59,11 @@ impl Work<'_> {
                 Report::NotHeld => {
                     self.was_refused(rows);
                     return Some(End::Fenced);
+                }
+                Report::Unavailable { error, after } => {
+                    self.close.rest_after = self.close.rest_after.max(after);
+                    self.close.rest_error = Some(storable(error));
+                    return Some(End::GiveBack);
                 }
             }
         }

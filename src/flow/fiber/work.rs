@@ -192,8 +192,11 @@ impl<'a> Work<'a> {
             post.begin(row.line, timeout);
             let began = Instant::now();
             let outcome = handler::run_row(handler, call, timeout).await;
-            took.observe(began.elapsed().as_secs_f64());
-            outcome
+            // Its time is over when it has returned, however long the outcome waits to be handed over.
+            post.end();
+            let ran = began.elapsed();
+            took.observe(ran.as_secs_f64());
+            (outcome, began, ran)
         };
         let mut run = std::pin::pin!(run);
         // Most rows that take no time need neither a timer nor an ear for interruptions: asked once, between rows.
@@ -212,12 +215,13 @@ impl<'a> Work<'a> {
                 self.handing_over_meanwhile(handling).await
             }
         };
-        let outcome = match outcome {
+        let (outcome, began, ran) = match outcome {
             Ok(outcome) => outcome,
             Err(end) => return Some(end),
         };
-        self.post.end();
-        self.take(row.line, outcome);
+        if self.take(row.line, outcome) {
+            self.outcomes.ran(began, ran);
+        }
         self.hand_over_if_due().await;
         None
     }
@@ -241,8 +245,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Takes an outcome in. A line that has one, or is not of this block, gets no second.
-    pub(super) fn take(&mut self, line: i32, outcome: Outcome) {
+    /// Takes an outcome in; whether the row has ended with it. A line that has one, or is not of this block, gets no second.
+    pub(super) fn take(&mut self, line: i32, outcome: Outcome) -> bool {
         if !self.todo.remove(line) {
             tracing::warn!(
                 command = self.block.command,
@@ -250,7 +254,7 @@ impl<'a> Work<'a> {
                 line,
                 "the handler reported a line that is not open"
             );
-            return;
+            return false;
         }
         self.begin_outcomes();
         let error = match outcome {
@@ -258,7 +262,7 @@ impl<'a> Work<'a> {
                 Ok(stored) => {
                     self.outcomes.succeed(line, stored.result, stored.outputs);
                     stored.append.into_iter().for_each(|input| self.outcomes.append(line, input));
-                    return;
+                    return true;
                 }
                 Err(problem) => problem,
             },
@@ -268,12 +272,20 @@ impl<'a> Work<'a> {
                 self.close.retry.insert(line);
                 self.close.error = Some(storable(error));
                 self.close.retry_after = self.close.retry_after.max(wait);
-                return;
+                return false;
             }
             Outcome::Failed(error) | Outcome::Retry { error, .. } => error,
         };
         self.facts.saw_failed(1);
         self.outcomes.fail(line, storable(error));
+        true
+    }
+
+    /// The handler was at work on rows whose outcomes were taken in since.
+    pub(super) fn worked_since(&mut self, began: Instant) {
+        if !self.outcomes.is_empty() {
+            self.outcomes.ran(began, began.elapsed());
+        }
     }
 
     /// All these lines succeeded, with nothing to store.
@@ -291,11 +303,11 @@ impl<'a> Work<'a> {
     }
 
     pub(super) fn timeout(&self) -> Duration {
-        self.facts.batch.row_timeout.unwrap_or(self.entry.config.timeout)
+        self.entry.config.timeout_for(self.facts.batch.row_timeout)
     }
 
     fn max_attempts(&self) -> i32 {
-        self.facts.batch.max_attempts.unwrap_or(self.bench.retry.max_attempts.get() as i32)
+        self.bench.retry.attempts_for(self.facts.batch.max_attempts)
     }
 
     pub(super) async fn hand_over_if_due(&mut self) {
@@ -308,7 +320,7 @@ impl<'a> Work<'a> {
     async fn hand_over(&mut self, waited_for: bool) {
         if !self.outcomes.is_empty() {
             let update = self.update(None, waited_for);
-            self.bench.hand_over(Update::Block(update)).await;
+            self.bench.hand_over(Update::Block(Box::new(update))).await;
         }
     }
 
@@ -319,7 +331,7 @@ impl<'a> Work<'a> {
         }
         let (sender, written) = oneshot::channel();
         let update = BlockUpdate { written: vec![sender], ..self.update(None, true) };
-        self.bench.hand_over(Update::Block(update)).await;
+        self.bench.hand_over(Update::Block(Box::new(update))).await;
         Some(written)
     }
 
@@ -347,6 +359,6 @@ impl<'a> Work<'a> {
         // Lines without an outcome come back by themselves; the database drops them if it knows that the batch is aborting.
         let close = std::mem::take(&mut self.close);
         let update = self.update(Some(close), true);
-        self.bench.hand_over(Update::Block(update)).await;
+        self.bench.hand_over(Update::Block(Box::new(update))).await;
     }
 }

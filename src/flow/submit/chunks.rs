@@ -3,6 +3,7 @@
 //! A chunk is the text of consecutive rows with a line feed between two of them. It closes at [`LINES`] rows, or with the row
 //! that brings it to [`BYTES`].
 
+use super::read::Gather;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
@@ -59,39 +60,6 @@ impl Chunks {
         Self { target, message, open: None, closed_lines: 0, hash }
     }
 
-    /// Where the next row's text is to be appended; then [`Self::end_row`] counts it.
-    pub(super) fn next_row(&mut self) -> &mut Vec<u8> {
-        if self.open.is_none() {
-            self.open = Some(self.begin());
-        }
-        &mut self.message
-    }
-
-    /// Counts the row that was appended. A message that is full is returned, to be sent.
-    pub(super) fn end_row(&mut self) -> Option<Bytes> {
-        let open = self.open.as_mut()?;
-        open.lines += 1;
-        let is_full = open.lines == LINES || self.message.len() - open.text >= BYTES;
-        self.message.push(b'\n');
-        if !is_full {
-            return None;
-        }
-        self.close();
-        (self.message.len() >= MESSAGE)
-            .then(|| std::mem::replace(&mut self.message, Vec::with_capacity(CAPACITY)).into())
-    }
-
-    /// The last message, with the mark that nothing follows, and the hash of all rows.
-    pub(super) fn finish(mut self) -> (Bytes, Option<[u8; 32]>) {
-        match self.open {
-            Some(Open { tuple, lines: 0, .. }) => self.message.truncate(tuple),
-            Some(_) => self.close(),
-            None => {}
-        }
-        self.message.extend_from_slice(&(-1_i16).to_be_bytes());
-        (self.message.into(), self.hash.map(|hash| hash.finalize().into()))
-    }
-
     fn begin(&mut self) -> Open {
         let tuple = self.message.len();
         match self.target {
@@ -120,5 +88,39 @@ impl Chunks {
         let length = (self.message.len() - open.text) as i32;
         self.message[open.text - 8..open.text - 4].copy_from_slice(&self.closed_lines.to_be_bytes());
         self.message[open.text - 4..open.text].copy_from_slice(&length.to_be_bytes());
+    }
+}
+
+impl Gather for Chunks {
+    type Message = Bytes;
+
+    fn next_row(&mut self) -> &mut Vec<u8> {
+        if self.open.is_none() {
+            self.open = Some(self.begin());
+        }
+        &mut self.message
+    }
+
+    fn end_row(&mut self) -> Option<Bytes> {
+        let open = self.open.as_mut()?;
+        open.lines += 1;
+        let is_full = open.lines == LINES || self.message.len() - open.text >= BYTES;
+        self.message.push(b'\n');
+        if !is_full {
+            return None;
+        }
+        self.close();
+        (self.message.len() >= MESSAGE)
+            .then(|| std::mem::replace(&mut self.message, Vec::with_capacity(CAPACITY)).into())
+    }
+
+    fn finish(mut self) -> (Bytes, Option<[u8; 32]>) {
+        match self.open {
+            Some(Open { tuple, lines: 0, .. }) => self.message.truncate(tuple),
+            Some(_) => self.close(),
+            None => {}
+        }
+        self.message.extend_from_slice(&(-1_i16).to_be_bytes());
+        (self.message.into(), self.hash.map(|hash| hash.finalize().into()))
     }
 }

@@ -5,7 +5,8 @@ use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 
 /// What an export adds to an input's own fields.
-pub const ADDED: [&str; 5] = ["_line", "_state", "_attempt", "_error", "_result"];
+pub const ADDED: [&str; 7] =
+    ["_line", "_state", "_attempt", "_error", "_result", "_started_at", "_run_seconds"];
 /// The whole input, where it is no object of plain fields.
 pub const WHOLE: &str = "_input";
 

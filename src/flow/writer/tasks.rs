@@ -1,81 +1,145 @@
-//! Outcomes of tasks: written together, each guarded by its token; one that cannot be stored fails alone.
+//! Writes the outcomes of tasks.
+//!
+//! One transaction for all of them. When another transaction has one of the tasks locked, the others are written without it and it is
+//! put aside; when a value cannot be stored, halves are written until the task at fault is alone.
 
-use super::{OutcomeWriter, flusher::cannot_be_stored};
+use super::{Acknowledge, OutcomeWriter, Trouble, flusher::cannot_be_stored};
 use crate::{
     backoff,
+    metrics::Metrics,
     store::{
         LONGEST_BACKOFF,
         fault::{self, Fault},
-        tasks::{self, Finished, TaskEnd, TaskWrite},
+        tasks::{self, Finish, Locked, TaskEnd, TaskRef, TaskWrite},
     },
 };
+use deadpool_postgres::{Object, Pool};
 use std::{collections::HashMap, time::Duration};
+use tokio::task::JoinSet;
 
 /// What a write of tasks came to.
+#[derive(Debug)]
 struct Written {
-    finished: HashMap<i64, Finished>,
+    finish: Finish,
     /// A reply was lost on the way: a task that is not ours any more may have been finished by us.
     unsure: bool,
+    /// Those that others have locked are left, and still ours.
+    passed_by: bool,
 }
+
+/// Writes groups of tasks.
+#[derive(Clone, Debug)]
+pub(super) struct TaskFlusher {
+    pub(super) pool: Pool,
+    pub(super) trouble: Trouble,
+    pub(super) metrics: Metrics,
+}
+
+/// Tasks whose outcome cannot be written now.
+#[derive(Debug)]
+pub(super) struct TasksAside {
+    flusher: TaskFlusher,
+    after: Acknowledge,
+    writes: JoinSet<()>,
+}
+
+/// Tasks aside at a time; beyond it a flush waits for one of them.
+const MOST_ASIDE: usize = 1000;
 
 impl OutcomeWriter {
     /// Returns the tasks that were written.
-    pub(super) async fn write_tasks(&mut self, mut writes: Vec<TaskWrite>) -> u64 {
-        // The newest outcome of a task wins; every transaction locks in the same order.
-        writes.reverse();
-        writes.sort_by_key(|write| write.task.id);
-        writes.dedup_by_key(|write| write.task.token);
-        match self.outlast_tasks(&writes).await {
-            Ok(written) => self.settle_tasks(&writes, &written),
-            Err(error) => {
-                tracing::warn!(%error, "an outcome of a task cannot be stored; looking for it");
-                let mut count = 0;
-                for write in writes {
-                    count += self.write_alone(write).await;
+    pub(super) async fn write_tasks(&mut self, writes: Vec<TaskWrite>) -> u64 {
+        let mut count = 0;
+        let mut groups = vec![newest_of_each(writes)];
+        while let Some(group) = groups.pop() {
+            match self.tasks.write(&group).await {
+                Ok(written) => {
+                    let (settled, busy) = self.after.acknowledge_tasks(group, &written);
+                    count += settled;
+                    for write in busy {
+                        self.tasks_aside.put(write).await;
+                    }
                 }
-                count
+                Err(_) if group.len() > 1 => {
+                    let mut first = group;
+                    let second = first.split_off(first.len() / 2);
+                    groups.extend([second, first]);
+                }
+                Err(error) => {
+                    for write in group {
+                        count += self.fail_alone(write, &error).await;
+                    }
+                }
             }
         }
+        count
     }
 
-    async fn write_alone(&mut self, mut write: TaskWrite) -> u64 {
+    /// What the task wanted stored or spawned is at fault: the task fails with PostgreSQL's words.
+    async fn fail_alone(&mut self, mut write: TaskWrite, error: &tokio_postgres::Error) -> u64 {
+        tracing::warn!(task = write.task.id, "the outcome of a task cannot be stored; the task fails");
+        write.end = TaskEnd::Failed(cannot_be_stored(error));
         let mut tries = 0;
         loop {
-            match self.outlast_tasks(std::slice::from_ref(&write)).await {
-                Ok(written) => return self.settle_tasks(&[write], &written),
-                // What the task wanted stored or spawned is at fault: the task fails with PostgreSQL's words.
-                Err(error) if tries == 0 => write.end = TaskEnd::Failed(cannot_be_stored(&error)),
+            match self.tasks.write(std::slice::from_ref(&write)).await {
+                Ok(written) => {
+                    let (settled, busy) = self.after.acknowledge_tasks(vec![write], &written);
+                    for write in busy {
+                        self.tasks_aside.put(write).await;
+                    }
+                    return settled;
+                }
                 // A plain failure is refused too: then it is not the task.
                 Err(error) => {
+                    tries += 1;
                     self.trouble.is_systemic(&error);
                     self.trouble.begins(tries, &error);
                     tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries))
                         .await;
                 }
             }
-            tries += 1;
         }
     }
+}
 
+/// The newest outcome of a task wins. In the order of ids: every transaction locks in the same order.
+pub(super) fn newest_of_each(mut writes: Vec<TaskWrite>) -> Vec<TaskWrite> {
+    writes.reverse();
+    writes.sort_by_key(|write| write.task.id);
+    writes.dedup_by_key(|write| write.task);
+    writes
+}
+
+impl TaskFlusher {
     /// Tries until it is written; gives up only when a value is at fault.
-    async fn outlast_tasks(&mut self, writes: &[TaskWrite]) -> Result<Written, tokio_postgres::Error> {
+    async fn write(&self, writes: &[TaskWrite]) -> Result<Written, tokio_postgres::Error> {
         let mut tries = 0;
-        let mut unsure = false;
+        let (mut unsure, mut locked) = (false, Locked::Wait);
         loop {
             let error: Box<dyn std::error::Error + Send + Sync> = match self.pool.get().await {
-                Ok(client) => match tasks::finish_in_transaction(&client, writes).await {
-                    Ok(finished) => {
-                        self.after.metrics.batcher.transactions.inc();
+                Ok(client) => match tasks::finish_if_held(&client, writes, locked).await {
+                    Ok(finish) => {
+                        self.metrics.batcher.transactions.inc();
                         self.trouble.ends();
-                        return Ok(Written { finished, unsure });
+                        return Ok(Written { finish, unsure, passed_by: locked == Locked::PassBy });
                     }
                     Err(error) => {
-                        self.after.metrics.batcher.rollbacks.inc();
-                        drop(deadpool_postgres::Object::take(client));
+                        self.metrics.batcher.rollbacks.inc();
+                        drop(Object::take(client));
                         match fault::of(&error) {
                             Fault::Row => return Err(error),
                             Fault::Systemic => self.trouble.is_systemic(&error),
-                            Fault::Transient | Fault::Busy => unsure |= error.code().is_none(),
+                            // One of them is in another transaction's hands: the others do not wait for it.
+                            Fault::Busy if locked == Locked::Wait => {
+                                locked = Locked::PassBy;
+                                continue;
+                            }
+                            // A parent or an uncle is locked: each task is tried without the others.
+                            Fault::Busy if writes.len() > 1 => return Err(error),
+                            Fault::Busy => {
+                                return Ok(Written { finish: Finish::default(), unsure, passed_by: true });
+                            }
+                            Fault::Transient => unsure |= error.code().is_none(),
                         }
                         Box::new(error)
                     }
@@ -88,25 +152,85 @@ impl OutcomeWriter {
         }
     }
 
-    fn settle_tasks(&self, writes: &[TaskWrite], written: &Written) -> u64 {
+    /// Whether a task is still held. What cannot be asked is tried again.
+    async fn holds(&self, task: TaskRef) -> bool {
+        let Ok(client) = self.pool.get().await else { return true };
+        tasks::is_held(&client, task).await.unwrap_or(true)
+    }
+}
+
+impl TasksAside {
+    pub(super) fn new(flusher: TaskFlusher, after: Acknowledge) -> Self {
+        Self { flusher, after, writes: JoinSet::new() }
+    }
+
+    /// Puts a write aside: it is tried again beside the flushes until it is done.
+    async fn put(&mut self, write: TaskWrite) {
+        while self.writes.try_join_next().is_some() {}
+        while self.writes.len() >= MOST_ASIDE {
+            self.writes.join_next().await;
+        }
+        tracing::warn!(
+            task = write.task.id,
+            "another transaction has a task locked whose outcome is to be written; it is put aside, the others go on"
+        );
+        let (flusher, after) = (self.flusher.clone(), self.after.clone());
+        let gauge = flusher.metrics.batcher.aside.clone();
+        gauge.inc();
+        self.writes.spawn(async move {
+            write_when_free(&flusher, &after, write).await;
+            gauge.dec();
+        });
+    }
+
+    pub(super) async fn finish(&mut self) {
+        while self.writes.join_next().await.is_some() {}
+    }
+}
+
+async fn write_when_free(flusher: &TaskFlusher, after: &Acknowledge, mut write: TaskWrite) {
+    for tries in 1.. {
+        tokio::time::sleep(backoff::delay(Duration::from_millis(50), Duration::from_secs(1), tries)).await;
+        match flusher.write(std::slice::from_ref(&write)).await {
+            Ok(written) => {
+                let held = written.passed_by && flusher.holds(write.task).await;
+                if !held || written.finish.finished.contains_key(&write.task.id) {
+                    after.acknowledge_tasks(vec![write], &Written { passed_by: false, ..written });
+                    return;
+                }
+            }
+            Err(error) => write.end = TaskEnd::Failed(cannot_be_stored(&error)),
+        }
+    }
+}
+
+impl Acknowledge {
+    /// How many were written, and those that have to be tried again.
+    fn acknowledge_tasks(&self, writes: Vec<TaskWrite>, written: &Written) -> (u64, Vec<TaskWrite>) {
+        let (mut busy, mut settled) = (Vec::new(), Vec::with_capacity(writes.len()));
+        let mut states: HashMap<&str, u64> = HashMap::new();
+        written.finish.uncles.iter().for_each(|uncle| self.checks.ask(*uncle));
         for write in writes {
             let task = write.task;
-            self.after.held.forget(task.token);
-            match written.finished.get(&task.id) {
+            match written.finish.finished.get(&task.id) {
                 Some(finished) => {
-                    self.after.metrics.count_task(&finished.state);
+                    settled.push(task);
+                    *states.entry(&finished.state).or_default() += 1;
                     if let Some(scope) = finished.scope {
-                        self.after.checks.ask(scope);
+                        self.checks.ask(scope);
                     }
                 }
+                // Refused, or locked: the one that is put aside finds out.
+                None if written.passed_by => busy.push(write),
                 None => {
+                    settled.push(task);
                     // Asked for in every case: whichever flush wrote the end, the scope must be looked at.
-                    self.after.checks.ask(task.id);
+                    self.checks.ask(task.id);
                     if let Some(parent) = write.parent {
-                        self.after.checks.ask(parent);
+                        self.checks.ask(parent);
                     }
                     if !written.unsure {
-                        self.after.metrics.fenced.inc();
+                        self.metrics.fenced.inc();
                         tracing::warn!(
                             task = task.id,
                             "another worker has this task now; its outcome was refused"
@@ -115,6 +239,8 @@ impl OutcomeWriter {
                 }
             }
         }
-        written.finished.len() as u64
+        self.held.forget_all(settled);
+        states.into_iter().for_each(|(state, count)| self.metrics.count_tasks(state, count));
+        (written.finish.finished.len() as u64, busy)
     }
 }

@@ -33,7 +33,7 @@ enum BeatError {
 
 /// `beaten` is told of every beat as it begins.
 pub(super) async fn beat(heart: &Heartbeat, beaten: &Notify, stop: &CancellationToken) {
-    let mut beats = Beats { heart, beaten, connection: None, failures: 0 };
+    let mut beats = Beats { heart, beaten, connection: None, failures: 0, taken_at: Instant::now() };
     let mut session = heart.session.watch();
     let mut draining = heart.drain.is_cancelled();
     let mut trouble = heart.health.watch();
@@ -68,6 +68,8 @@ struct Beats<'a> {
     beaten: &'a Notify,
     connection: Option<OneShot>,
     failures: u32,
+    /// When the last beat was taken, by our own clock.
+    taken_at: Instant,
 }
 
 impl Beats<'_> {
@@ -129,9 +131,12 @@ impl Beats<'_> {
         self.failures = 0;
         heart.health.ready(PART);
         heart.metrics.liveness.beat_taken();
-        // The server's clock went on without us (a paused machine, say), and perhaps without everybody: the others must
-        // have their chance to beat before we judge them by that clock.
-        if gap > heart.config.heartbeat_ttl.as_secs_f64() {
+        // The server's clock went on without us (a paused machine, or a clock that was set forward), and perhaps without everybody:
+        // the others must have their chance to beat before we judge them by that clock.
+        let ours = std::mem::replace(&mut self.taken_at, Instant::now()).elapsed();
+        if gap > heart.config.heartbeat_ttl.as_secs_f64()
+            || gap > (ours + limit(heart.config.heartbeat_ttl)).as_secs_f64()
+        {
             heart.lease.failed();
         }
     }

@@ -1,10 +1,14 @@
-//! Keeps the set in Redis equal to what is in hand: added when claimed, removed only after its end was committed.
+//! Keeps the set in Redis equal to what fibers run: added when a fiber begins, removed only after its end was committed.
 //!
 //! It compares, it does not follow: whatever was lost on the way, the next comparison puts right, and the walk of a row
 //! never waits for Redis.
 
 use super::{Heartbeat, Roll};
-use crate::{liveness::roll::Away, store::blocks::BlockRef, worker_id::WorkerId};
+use crate::{
+    flow::held::Holding,
+    liveness::{roll::Away, tracked},
+    worker_id::WorkerId,
+};
 use std::{collections::HashSet, time::Duration};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -67,7 +71,7 @@ impl Copy<'_> {
             self.of = id;
             self.written = None;
         }
-        let held: HashSet<String> = heart.held.blocks().iter().map(member).collect();
+        let held: HashSet<String> = heart.held.running().into_iter().map(member).collect();
         let known = match self.written.take() {
             Some(known) => known,
             None => {
@@ -84,7 +88,10 @@ impl Copy<'_> {
     }
 }
 
-/// What it is, of which batch, and by which token.
-fn member(block: &BlockRef) -> String {
-    format!("block/{}/{}", block.batch, block.token)
+/// What it is, of which batch or which task, and by which token.
+fn member(holding: Holding) -> String {
+    match holding {
+        Holding::Block(block) => tracked::block(block.batch, block.token),
+        Holding::Task(task) => tracked::task(task.id, task.token),
+    }
 }

@@ -6,8 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a lock must be gone. A living worker without its lock beats every second.
-pub(super) const GONE_FOR: Duration = Duration::from_secs(3);
+/// How long a lock must be gone: three seconds of looks, less what a tick may come too early. A living worker without its lock beats
+/// every second.
+pub(super) const GONE_FOR: Duration = Duration::from_millis(2_900);
 
 #[derive(Debug, Default)]
 pub(super) struct Suspects(HashMap<String, Suspicion>);
@@ -23,6 +24,10 @@ struct Suspicion {
 impl Suspects {
     pub(super) fn clear(&mut self) {
         self.0.clear();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Takes down what this look found. Returns those that have been gone, and silent, for long enough.

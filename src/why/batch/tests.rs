@@ -25,10 +25,13 @@ fn facts() -> BatchFacts {
         silent_worker: None,
         oldest_claim: Some(1.0),
         blocks_due: 0,
+        solo: 0,
         next_due: None,
         retrying: 0,
         next_attempt: None,
         last_error: None,
+        postponed: 0,
+        postponed_error: None,
         recent: 0,
         quiet: 0.0,
         over: false,
@@ -130,4 +133,13 @@ fn the_end_of_a_batch_is_explained_by_what_it_waits_for() {
     let files = BatchFacts { outputs: true, ..over };
     assert_eq!(code(&files, audited(Audit::Balanced, true)), "uploading");
     assert_eq!(code(&files, audited(Audit::Balanced, false)), "outputs_missing");
+}
+
+#[test]
+fn rows_that_must_run_alone_are_named_beside_what_goes_on() {
+    let facts = BatchFacts { solo: 1, blocks_due: 1, blocks_owned: 0, carved: 10, done: 9, ..facts() };
+    let reasons = explain(&facts, None, 4);
+    let codes: Vec<&str> = reasons.iter().map(|reason| reason.code).collect();
+    assert_eq!(codes, ["alone", "moving"]);
+    assert!(reasons[0].sentence.starts_with("1 row must run alone"), "{}", reasons[0].sentence);
 }
