@@ -19,13 +19,14 @@ use crate::{
     store::{
         OpenError,
         pages::InputRow,
-        tasks::{Finished, Task},
+        tasks::{Finish, Task},
     },
 };
 use futures::{FutureExt, future::BoxFuture};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use tap::Tap;
+use tokio::runtime::RuntimeFlavor;
 use uuid::Uuid;
 
 /// One row, as a handler gets it.
@@ -106,14 +107,16 @@ pub enum TaskOutcome {
         error: String,
         after: Option<Duration>,
     },
-    /// The database's trouble, not the task's: it runs again later, and no attempt is charged. What took its connection
-    /// down with it (`crashed`) does so only a few times.
+    /// The trouble of the database or of the handler, not the task's: it runs again later, after the given wait or the usual
+    /// one, and no attempt is charged. What may have taken its connection down with it (`crashed`) is a suspect: it runs
+    /// alone soon, and after a few crashes more not at all.
     Postponed {
         error: String,
         crashed: bool,
+        after: Option<Duration>,
     },
     /// Effects and outcome are committed already, together; `None`: the task was somebody else's by then, and nothing was.
-    Committed(Option<Finished>),
+    Committed(Finish),
 }
 
 /// A task that succeeded, and what it wants to happen next.
@@ -158,6 +161,17 @@ pub trait Handler: Send + Sync + 'static {
         false
     }
 
+    /// How long it can do nothing, as far as it knows: nothing is claimed for it meanwhile.
+    fn rest(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Whether it may block its thread. Then a thread is set free for the others whenever it runs, which costs some
+    /// microseconds.
+    fn may_block(&self) -> bool {
+        true
+    }
+
     /// How it takes the rows of a block.
     fn intake(&self) -> Intake {
         Intake::OneByOne
@@ -177,6 +191,17 @@ pub trait Handler: Send + Sync + 'static {
         block::one_by_one(self, call, rows, sink)
     }
 
+    /// How many tasks it may be given together at this moment.
+    fn tasks_together(&self) -> usize {
+        1
+    }
+
+    /// Tasks together; asked only of handlers whose [`Handler::tasks_together`] says so. `None`: nothing has happened, and each is
+    /// to be given by itself.
+    fn tasks<'a>(&'a self, _: &'a [TaskCall<'a>]) -> BoxFuture<'a, Option<Vec<TaskOutcome>>> {
+        futures::future::ready(None).boxed()
+    }
+
     fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {
         let refusal = format!("the handler of {:?} takes rows of batches only", call.task.command);
         futures::future::ready(TaskOutcome::Failed(refusal)).boxed()
@@ -192,6 +217,10 @@ pub enum BuildError {
     Url { name: String },
     #[error("handlers.{name}.ca_file: cannot read {file}")]
     CaFile { name: String, file: std::path::PathBuf, source: std::io::Error },
+    #[error("handlers.{name}.user: programs cannot be started as {user:?}: {reason}")]
+    User { name: String, user: String, reason: String },
+    #[error("handlers.{name}: a secret cannot be used")]
+    Secret { name: String, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("handlers.{name}: no HTTP client can be made")]
     Client { name: String, source: reqwest::Error },
 }
@@ -244,7 +273,7 @@ impl Registry {
                 (Kind::Http, database) => {
                     Arc::new(http::Http::new(name, own, database.clone(), tap.clone())?)
                 }
-                (Kind::Exec, _) => Arc::new(exec::Exec::new(name, own, fibers, tap.clone())),
+                (Kind::Exec, _) => Arc::new(exec::Exec::new(name, own, fibers, tap.clone())?),
                 (Kind::Builtin | Kind::Sql, _) => Arc::new(builtin::Builtin::new(name, own)),
             };
             entries.insert(name.clone(), Entry { handler, config: own.clone() });
@@ -277,6 +306,17 @@ impl Registry {
         self.0.iter().filter_map(takes_rows).collect()
     }
 
+    /// Without the commands whose handler can do nothing at this moment.
+    pub fn without_resting(&self, mut commands: Vec<String>) -> Vec<String> {
+        commands.retain(|command| self.get(command).is_none_or(|entry| entry.handler.rest().is_none()));
+        commands
+    }
+
+    /// How long until the first handler that can do nothing now can be given work again.
+    pub fn shortest_rest(&self) -> Option<Duration> {
+        self.0.values().filter_map(|entry| entry.handler.rest()).min()
+    }
+
     /// The commands whose claims are committed before anything of them runs.
     pub fn durable_commands(&self) -> Vec<String> {
         let durable = |(name, entry): (&String, &Entry)| entry.handler.claims_durably().then(|| name.clone());
@@ -286,7 +326,7 @@ impl Registry {
 
 /// Runs one row within its time; a panic or a late handler is a failed try, never more.
 pub async fn run_row<H: Handler + ?Sized>(handler: &H, call: RowCall<'_>, timeout: Duration) -> Outcome {
-    match guarded(async { handler.row(call).await }, timeout).await {
+    match guarded(apart(handler.may_block(), async { handler.row(call).await }), timeout).await {
         Ok(outcome) => outcome,
         Err(error) => Outcome::Retry { error, after: None },
     }
@@ -295,10 +335,26 @@ pub async fn run_row<H: Handler + ?Sized>(handler: &H, call: RowCall<'_>, timeou
 /// Runs one task within its time, as [`run_row`] does a row.
 pub async fn run_task(handler: &dyn Handler, call: TaskCall<'_>) -> TaskOutcome {
     let timeout = call.timeout;
-    match guarded(async { handler.task(call).await }, timeout).await {
+    match guarded(apart(handler.may_block(), async { handler.task(call).await }), timeout).await {
         Ok(outcome) => outcome,
         Err(error) => TaskOutcome::Retry { error, after: None },
     }
+}
+
+/// Runs tasks together. `None`: each is to be run by itself. The handler keeps to a limit of its own.
+pub async fn run_tasks(handler: &dyn Handler, calls: &[TaskCall<'_>]) -> Option<Vec<TaskOutcome>> {
+    AssertUnwindSafe(async { handler.tasks(calls).await }).catch_unwind().await.ok().flatten()
+}
+
+/// Work that may block its thread leaves the runtime's other work to another thread.
+async fn apart<T>(may_block: bool, work: impl Future<Output = T>) -> T {
+    let flavor = tokio::runtime::Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    // The other kinds of runtime have no other thread.
+    if !may_block || !matches!(flavor, Ok(RuntimeFlavor::MultiThread)) {
+        return work.await;
+    }
+    let mut work = std::pin::pin!(work);
+    std::future::poll_fn(|context| tokio::task::block_in_place(|| work.as_mut().poll(context))).await
 }
 
 /// The call itself is made within: a handler may panic before it has a future to give.

@@ -78,6 +78,12 @@ pub enum Report {
     },
     /// Another worker had the block by then: nothing was committed.
     NotHeld,
+    /// The handler itself cannot work now. The rows that it has not reported go back with no attempt charged, due after the
+    /// given wait.
+    Unavailable {
+        error: String,
+        after: Duration,
+    },
 }
 
 /// Where a handler reports. Reports gather until they are read: no message for each row.

@@ -113,6 +113,10 @@ impl Builtin {
 const AT_ONCE: usize = 500;
 
 impl Handler for Builtin {
+    fn may_block(&self) -> bool {
+        false
+    }
+
     /// What neither waits nor fails needs no turn for each row.
     fn intake(&self) -> Intake {
         match (self.which, NonZeroUsize::new(AT_ONCE)) {

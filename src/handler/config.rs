@@ -24,6 +24,9 @@ pub struct Config {
     /// A row or task that runs longer is cancelled and counts as a failed try.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
+    /// The longest timeout that a submitter may ask for; what asks for more gets this. A day when left out.
+    #[serde(with = "humantime_serde")]
+    pub max_timeout: Option<Duration>,
     /// Which builtin; the handler's own name when left out.
     pub builtin: Option<Which>,
     /// How long a builtin waits before it answers.
@@ -49,6 +52,8 @@ pub struct Config {
     /// Of kind sql: the longest single statement; the handler's timeout when left out.
     #[serde(with = "humantime_serde")]
     pub statement_timeout: Option<Duration>,
+    /// Of kind sql: the most tasks whose procedures run in one transaction, when each takes only milliseconds.
+    pub tasks_per_transaction: Option<NonZeroUsize>,
     /// Of kinds http, exec and sql: the most rows of one call.
     pub block_size: Option<NonZeroUsize>,
     /// Of kind http: where to POST.
@@ -84,6 +89,24 @@ pub struct Config {
     pub cwd: Option<PathBuf>,
     /// Of kind exec: the most memory (address space) of one process, in bytes.
     pub max_memory: Option<NonZeroU64>,
+    /// Of kind exec: the most processor time of one process in its life; the kernel kills what uses more.
+    #[serde(with = "humantime_serde")]
+    pub max_cpu_time: Option<Duration>,
+    /// Of kind exec: the most open files of one process.
+    pub max_open_files: Option<NonZeroU64>,
+    /// Of kind exec: the longest file that a process can write, in bytes.
+    pub max_file_size: Option<NonZeroU64>,
+    /// Of kind exec: the most processes and threads that the program's user may have, those of other programs included.
+    pub max_user_processes: Option<NonZeroU64>,
+    /// Of kind exec: the user that the program runs as; needs root.
+    pub user: Option<String>,
+    /// Of kind exec: whether the program can never gain rights by what it executes (setuid files); true when left out.
+    pub no_new_privs: Option<bool>,
+    /// Of kind exec: a process is replaced after so many rows and tasks.
+    pub max_requests: Option<NonZeroU32>,
+    /// Of kind exec: a process is replaced when it is older than this and between two blocks or tasks.
+    #[serde(with = "humantime_serde")]
+    pub max_age: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -107,15 +130,26 @@ impl Kind {
     }
 }
 
+/// The longest timeout that a submitter may ask for where the operator says nothing.
+const LONGEST_ASKED: Duration = Duration::from_secs(24 * 3600);
+
 /// What every handler has, whatever its kind.
-const COMMON: [&str; 3] = ["kind", "queue", "timeout"];
+const COMMON: [&str; 4] = ["kind", "queue", "timeout", "max_timeout"];
 
 impl Kind {
     /// The keys that mean something to this kind, beside those of every handler.
     pub fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Builtin => &["builtin", "duration", "rate", "failure", "retry_after", "output"],
-            Self::Sql => &["procedure", "function", "role", "search_path", "statement_timeout", "block_size"],
+            Self::Sql => &[
+                "procedure",
+                "function",
+                "role",
+                "search_path",
+                "statement_timeout",
+                "tasks_per_transaction",
+                "block_size",
+            ],
             Self::Http => &[
                 "url",
                 "headers",
@@ -130,7 +164,23 @@ impl Kind {
                 "ca_file",
                 "allow_private",
             ],
-            Self::Exec => &["argv", "processes", "env", "cwd", "max_memory", "block_size", "max_reply_bytes"],
+            Self::Exec => &[
+                "argv",
+                "processes",
+                "env",
+                "cwd",
+                "user",
+                "no_new_privs",
+                "max_memory",
+                "max_cpu_time",
+                "max_open_files",
+                "max_file_size",
+                "max_user_processes",
+                "max_requests",
+                "max_age",
+                "block_size",
+                "max_reply_bytes",
+            ],
         }
     }
 
@@ -151,6 +201,7 @@ impl Default for Config {
             kind: Kind::default(),
             queue: queue::DEFAULT.into(),
             timeout: Duration::from_secs(300),
+            max_timeout: None,
             builtin: None,
             duration: None,
             rate: None,
@@ -162,6 +213,7 @@ impl Default for Config {
             role: None,
             search_path: None,
             statement_timeout: None,
+            tasks_per_transaction: None,
             block_size: None,
             url: None,
             headers: BTreeMap::new(),
@@ -179,11 +231,25 @@ impl Default for Config {
             env: None,
             cwd: None,
             max_memory: None,
+            max_cpu_time: None,
+            max_open_files: None,
+            max_file_size: None,
+            max_user_processes: None,
+            user: None,
+            no_new_privs: None,
+            max_requests: None,
+            max_age: None,
         }
     }
 }
 
 impl Config {
+    /// How long an attempt may take: what its submitter asked for, within the operator's limit, else the handler's own timeout.
+    pub fn timeout_for(&self, asked: Option<Duration>) -> Duration {
+        let longest = self.max_timeout.unwrap_or(LONGEST_ASKED).max(self.timeout);
+        asked.map_or(self.timeout, |asked| asked.min(longest))
+    }
+
     pub(crate) fn check<'a>(
         &self,
         name: &str,
@@ -195,6 +261,8 @@ impl Config {
             problems.error(format!("handlers.{name}"), "a command's name is letters, digits and _-.: only");
         }
         problems.unless(!self.timeout.is_zero(), &key("timeout"), "must be above zero");
+        let is_zero = self.max_timeout.is_some_and(|longest| longest.is_zero());
+        problems.unless(!is_zero, &key("max_timeout"), "must be above zero");
         problems.unless(
             queues.any(|queue| *queue == self.queue),
             &key("queue"),

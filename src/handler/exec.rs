@@ -2,26 +2,35 @@
 //!
 //! The rows of a block are written ahead and answered in order. A row that crashes, outlasts its time or is answered with
 //! noise is a failed try of that row alone: the process is replaced, and the rows behind it, which had not begun as far as
-//! anybody can know, go to the next one with no try charged.
+//! we can know, go to the next one with no try charged. A program that does not work at all charges no row: see `blame`.
 
+mod blame;
+mod lease;
 mod pool;
 mod process;
+mod program;
+pub mod reaper;
+mod rows;
+mod scratch;
 mod stderr;
 pub mod watch;
 
 use super::{
-    BlockCall, Config, Handler, Intake, Outcome, OutcomeSink, RowCall, TaskCall, TaskOutcome, protocol,
-    tap::Tap,
+    BlockCall, BuildError, Config, Handler, Intake, Outcome, OutcomeSink, RowCall, TaskCall, TaskOutcome,
+    protocol, tap::Tap,
 };
 use crate::{config::Problems, store::pages::InputRow};
+use blame::Blame;
 use futures::{FutureExt, future::BoxFuture};
-use pool::Pool;
-use process::{Lease, Trouble};
+use lease::{Lease, Loss};
+use pool::{Outage, Pool};
+use process::Trouble;
 use std::{num::NonZeroUsize, time::Duration};
 
 /// Rows written ahead, unless the configuration says otherwise.
 const BLOCK_SIZE: usize = 500;
-/// What a program gets of our environment unless told otherwise: enough to be found and to speak its user's language.
+/// What a program gets of our environment, unless the configuration names other variables: enough to be found and to speak
+/// its user's language.
 const ENVIRONMENT: [&str; 6] = ["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR"];
 const MAX_REPLY_BYTES: usize = 16 << 20;
 
@@ -36,101 +45,15 @@ pub struct Exec {
 
 impl Exec {
     /// `fibers` of its queue: more processes than that could never be busy.
-    pub(super) fn new(name: &str, config: &Config, fibers: u32, tap: Tap) -> Self {
+    pub(super) fn new(name: &str, config: &Config, fibers: u32, tap: Tap) -> Result<Self, BuildError> {
         let most = config.processes.map_or(fibers, |given| given.get()) as usize;
-        let program = process::Program::new(name, config);
-        Self {
+        let program = program::Program::new(name, config)?;
+        Ok(Self {
             name: name.to_owned(),
-            pool: Pool::new(program, most),
+            pool: Pool::new(program, config, most),
             block_size: config.block_size.or(NonZeroUsize::new(BLOCK_SIZE)).unwrap_or(NonZeroUsize::MIN),
             tap,
-        }
-    }
-
-    /// Runs rows until all have an outcome, with as many processes as that takes.
-    async fn run(&self, call: &BlockCall<'_>, rows: &[InputRow<'_>], sink: &OutcomeSink) {
-        let requests = match protocol::RowLines::new(call) {
-            Ok(requests) => requests,
-            Err(error) => {
-                return sink
-                    .rows(rows, &Outcome::Failed(format!("the batch's context is not JSON: {error}")));
-            }
-        };
-        let lines: Vec<(i32, String)> = rows.iter().map(|row| (row.line, requests.line(row))).collect();
-        let mut rest = lines.as_slice();
-        while !rest.is_empty() {
-            let mut lease = match self.pool.lease().await {
-                Ok(lease) => lease,
-                Err(error) => {
-                    let outcome = Outcome::Retry { error, after: None };
-                    return rest.iter().for_each(|(line, _)| sink.row(*line, outcome.clone()));
-                }
-            };
-            rest = self.pipe(&mut lease, call, rest, sink).await;
-        }
-    }
-
-    /// Pipes `rows` through one process; what it did not come to is returned.
-    async fn pipe<'a>(
-        &self,
-        lease: &mut Lease,
-        call: &BlockCall<'_>,
-        rows: &'a [(i32, String)],
-        sink: &OutcomeSink,
-    ) -> &'a [(i32, String)] {
-        let (answered, trouble) = self.converse(lease, call, rows, sink).await;
-        let (Some(trouble), Some((line, text))) = (trouble, rows.get(answered)) else {
-            lease.is_clean();
-            return &[];
-        };
-        let error = lease.replace(trouble).await;
-        self.tap.saw(|| (text.clone(), error.clone()));
-        tracing::warn!(handler = self.name, batch = call.block.batch, line, error, "a process was replaced");
-        sink.row(*line, Outcome::Retry { error, after: None });
-        &rows[answered + 1..]
-    }
-
-    /// Writes and reads at the same time: a program that answers before it has read everything must not block on us. How
-    /// many rows were answered, and what came in the way of the next.
-    async fn converse(
-        &self,
-        lease: &mut Lease,
-        call: &BlockCall<'_>,
-        rows: &[(i32, String)],
-        sink: &OutcomeSink,
-    ) -> (usize, Option<Trouble>) {
-        let mut input = Vec::with_capacity(rows.iter().map(|(_, text)| text.len() + 1).sum());
-        for (_, text) in rows {
-            input.extend_from_slice(text.as_bytes());
-            input.push(b'\n');
-        }
-        let (mut writer, mut reader) = lease.ends();
-        let mut writing = std::pin::pin!(writer.write(&input).fuse());
-        for (at, (line, text)) in rows.iter().enumerate() {
-            reader.begins(call.block.batch, Some(*line));
-            let reply = async {
-                let mut reading = std::pin::pin!(reader.line());
-                loop {
-                    tokio::select! {
-                        biased;
-                        reply = &mut reading => return reply,
-                        // A program that does not read any more will end or be late; its replies are what counts.
-                        () = &mut writing => {}
-                    }
-                }
-            };
-            let bytes = match tokio::time::timeout(call.timeout, reply).await {
-                Ok(Ok(bytes)) => bytes,
-                Ok(Err(trouble)) => return (at, Some(trouble)),
-                Err(_) => return (at, Some(Trouble::Late(call.timeout))),
-            };
-            match heard(*line, &bytes) {
-                Ok(outcome) => sink.row(*line, outcome),
-                Err(trouble) => return (at, Some(trouble)),
-            }
-            self.tap.saw(|| (text.clone(), String::from_utf8_lossy(&bytes).into_owned()));
-        }
-        (rows.len(), None)
+        })
     }
 
     async fn run_task(&self, call: &TaskCall<'_>) -> TaskOutcome {
@@ -140,41 +63,79 @@ impl Exec {
         };
         let mut lease = match self.pool.lease().await {
             Ok(lease) => lease,
-            Err(error) => return TaskOutcome::Retry { error, after: None },
+            Err(outage) => return postponed(outage),
         };
         text.push('\n');
-        let (mut writer, mut reader) = lease.ends();
-        reader.begins(call.task.reference.id, None);
         // Cancelled by the caller when its time is over; the lease then takes the process along.
-        let ((), reply) = tokio::join!(writer.write(text.as_bytes()), reader.line());
-        let error = match reply {
-            Ok(bytes) => match protocol::read_task(&bytes) {
-                Ok(outcome) => {
-                    self.tap.saw(|| (text.clone(), String::from_utf8_lossy(&bytes).into_owned()));
-                    lease.is_clean();
-                    return outcome;
-                }
-                Err(error) => lease.replace(Trouble::Noise(error.to_string())).await,
-            },
-            Err(trouble) => lease.replace(trouble).await,
+        let trouble = match self.ask(&mut lease, call, &text).await {
+            Ok(outcome) => {
+                lease.is_clean();
+                return outcome;
+            }
+            Err(trouble) => trouble,
         };
+        let loss = lease.replace(trouble).await;
+        let error = loss.ending.error();
+        let id = call.task.reference.id;
+        tracing::warn!(handler = self.name, task = id, reason = loss.ending.reason, "a process was replaced");
+        self.quote(&loss);
         self.tap.saw(|| (text, error.clone()));
-        TaskOutcome::Retry { error, after: None }
+        match self.pool.judge((id, None), &loss) {
+            Blame::Request => TaskOutcome::Retry { error, after: None },
+            Blame::Program => postponed(self.pool.outage(&loss.ending.reason, error)),
+        }
+    }
+
+    /// The reply to a task, if it is the only one, and not another task's.
+    async fn ask(&self, lease: &mut Lease, call: &TaskCall<'_>, text: &str) -> Result<TaskOutcome, Trouble> {
+        let (mut writer, mut reader) = lease.ends(1);
+        let id = call.task.reference.id;
+        reader.begins(id, None);
+        let ((), reply) = tokio::join!(writer.write(text.as_bytes()), reader.line());
+        let bytes = reply?;
+        let noise = |error: protocol::BadReply| Trouble::Noise(error.to_string());
+        let outcome = protocol::read_task(&bytes).map_err(noise)?;
+        let is_named = protocol::names_request(&bytes, &call.idempotency_key(), Some(id)).map_err(noise)?;
+        let is_reply = is_named || protocol::has_outcome(&bytes);
+        if !reader.accepts(is_named) || !is_reply || !lease.is_silent() {
+            // Which of its lines is the reply, and to which task, cannot be known.
+            return Err(Trouble::Noise(format!("{} and more", protocol::quote(&bytes))));
+        }
+        self.tap.saw(|| (text.to_owned(), String::from_utf8_lossy(&bytes).into_owned()));
+        Ok(outcome)
+    }
+
+    /// What a program wrote may be what it was given: it is for the log of those who ask for it.
+    fn quote(&self, loss: &Loss) {
+        if let Some(words) = &loss.ending.words {
+            tracing::debug!(handler = self.name, words, "the last words of a process that was replaced");
+        }
     }
 }
 
-/// The outcome in a reply to `line`; a reply to anything else means that program and we have lost each other.
-fn heard(line: i32, bytes: &[u8]) -> Result<Outcome, Trouble> {
-    match protocol::read_row(bytes) {
-        Ok((answered, outcome)) if answered == line => Ok(outcome),
-        Ok((answered, _)) => {
-            Err(Trouble::Noise(format!("it answered line {answered} when it was asked for {line}")))
-        }
-        Err(error) => Err(Trouble::Noise(error.to_string())),
+/// A program that runs as the same user as we do could read our environment, which may hold secrets, and our memory, through
+/// `/proc` and the calls for debuggers: not any more. Root still can.
+pub fn hide_own_memory() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+    {
+        tracing::warn!(%error, "programs of exec handlers can read the environment of musterd");
     }
+}
+
+fn postponed(outage: Outage) -> TaskOutcome {
+    TaskOutcome::Postponed { error: outage.error, crashed: false, after: Some(outage.after) }
 }
 
 impl Handler for Exec {
+    fn may_block(&self) -> bool {
+        false
+    }
+
+    fn rest(&self) -> Option<Duration> {
+        self.pool.rest()
+    }
+
     fn intake(&self) -> Intake {
         Intake::Ahead(self.block_size)
     }
@@ -210,6 +171,9 @@ pub(super) fn check(name: &str, config: &Config, problems: &mut Problems) {
     if let Some(dir) = config.cwd.as_ref().filter(|dir| !dir.is_dir()) {
         problems.error(key("cwd"), format!("there is no directory {}", dir.display()));
     }
+    let none = |time: Option<Duration>| time.is_some_and(|time| time.is_zero());
+    problems.unless(!none(config.max_age), &key("max_age"), "must be above zero");
+    problems.unless(!none(config.max_cpu_time), &key("max_cpu_time"), "must be above zero");
     let odd = |name: &String| name.is_empty() || name.contains(['=', '\0']);
     let wrong = config.env.as_ref().is_some_and(|names| names.iter().any(odd));
     problems.unless(
@@ -218,6 +182,3 @@ pub(super) fn check(name: &str, config: &Config, problems: &mut Problems) {
         "must be names of variables; their values are taken from musterd's own environment",
     );
 }
-
-/// The first wait before a program that crashed is started again, and the longest.
-const RESTART: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));

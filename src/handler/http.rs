@@ -14,12 +14,18 @@ pub use rate::{RateError, RateLimit};
 pub use sign::{BadSecret, Signer};
 
 use super::{
-    BlockCall, BuildError, Config, Handler, Intake, Outcome, OutcomeSink, RowCall, TaskCall, TaskOutcome,
+    BlockCall, BuildError, Config, Handler, Intake, Outcome, OutcomeSink, Report, RowCall, TaskCall,
+    TaskOutcome,
     protocol::{self, Leftovers},
     sql::Database,
     tap::Tap,
 };
-use crate::{periodic::describe, store::pages::InputRow};
+use crate::{
+    periodic::describe,
+    renewed::{Renewed, Stamp},
+    secret::Secret,
+    store::pages::InputRow,
+};
 use futures::{FutureExt, future::BoxFuture};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use send::Answer;
@@ -32,14 +38,49 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_REPLY_BYTES: usize = 16 << 20;
 const MAX_REQUEST_BYTES: usize = 16 << 20;
 
+/// What is made of secrets and certificates.
+#[derive(Debug)]
+struct Kit {
+    client: reqwest::Client,
+    headers: HeaderMap,
+    signer: Option<Signer>,
+}
+
+impl Kit {
+    fn new(name: &str, config: &Config, concurrency: usize) -> Result<Self, BuildError> {
+        Ok(Self {
+            client: client(name, config, concurrency)?,
+            headers: headers(name, config)?,
+            signer: match &config.secret {
+                Some(secret) => {
+                    Some(Signer::new(&now(name, secret)?).map_err(|source| BuildError::Secret {
+                        name: name.to_owned(),
+                        source: source.into(),
+                    })?)
+                }
+                None => None,
+            },
+        })
+    }
+
+    fn stamps(config: &Config) -> Vec<Stamp> {
+        let secrets = config.headers.values().chain(&config.bearer_token).chain(&config.secret);
+        let secrets = secrets.filter(|secret| secret.file().is_some()).map(Stamp::of_secret);
+        secrets.chain(config.ca_file.as_deref().map(Stamp::of_file)).collect()
+    }
+}
+
+/// A secret as its file has it now.
+fn now(name: &str, secret: &Secret) -> Result<Secret, BuildError> {
+    secret.current().map_err(|source| BuildError::Secret { name: name.to_owned(), source: source.into() })
+}
+
 /// Posts to one URL.
 #[derive(Debug)]
 pub struct Http {
     name: String,
-    client: reqwest::Client,
     url: url::Url,
-    headers: HeaderMap,
-    signer: Option<Signer>,
+    kit: Renewed<Kit>,
     block_size: NonZeroUsize,
     max_reply_bytes: usize,
     max_request_bytes: usize,
@@ -62,12 +103,15 @@ impl Http {
             _ => None,
         };
         let url = config.url.as_deref().unwrap_or_default();
+        let (looked, made, own) = (config.clone(), config.clone(), name.to_owned());
         Ok(Self {
             name: name.to_owned(),
-            client: client(name, config, concurrency)?,
+            kit: Renewed::new(
+                format!("handlers.{name}"),
+                move || Kit::stamps(&looked),
+                move || Kit::new(&own, &made, concurrency),
+            )?,
             url: url.parse().map_err(|_| BuildError::Url { name: name.to_owned() })?,
-            headers: headers(config),
-            signer: config.secret.as_ref().and_then(|secret| Signer::new(secret).ok()),
             block_size: config.block_size.or(NonZeroUsize::new(BLOCK_SIZE)).unwrap_or(NonZeroUsize::MIN),
             max_reply_bytes: config.max_reply_bytes.unwrap_or(MAX_REPLY_BYTES),
             max_request_bytes: config.max_request_bytes.unwrap_or(MAX_REQUEST_BYTES),
@@ -103,6 +147,10 @@ impl Http {
                 (Answer::Later { error, after }, _) => {
                     sink.rows(piece, &Outcome::Retry { error, after });
                 }
+                // Nor are the other pieces asked for now.
+                (Answer::Unavailable { error, after }, _) => {
+                    return sink.report(Report::Unavailable { error, after });
+                }
             }
         }
     }
@@ -134,6 +182,14 @@ impl Http {
 }
 
 impl Handler for Http {
+    fn may_block(&self) -> bool {
+        false
+    }
+
+    fn rest(&self) -> Option<Duration> {
+        self.limiter.rest()
+    }
+
     fn intake(&self) -> Intake {
         Intake::Together(self.block_size)
     }
@@ -163,6 +219,9 @@ impl Handler for Http {
                     .unwrap_or_else(|error| TaskOutcome::Retry { error: describe(&error), after: None }),
                 Answer::TooLarge(error) | Answer::Refused(error) => TaskOutcome::Failed(error),
                 Answer::Later { error, after } => TaskOutcome::Retry { error, after },
+                Answer::Unavailable { error, after } => {
+                    TaskOutcome::Postponed { error, crashed: false, after: Some(after) }
+                }
             }
         }
         .boxed()
@@ -189,24 +248,27 @@ fn client(name: &str, config: &Config, concurrency: usize) -> Result<reqwest::Cl
     builder.build().map_err(|source| BuildError::Client { name: name.to_owned(), source })
 }
 
-/// The headers of every request; their values were checked, and are never shown.
-fn headers(config: &Config) -> HeaderMap {
+/// The headers of every request; their values are never shown.
+fn headers(name: &str, config: &Config) -> Result<HeaderMap, BuildError> {
+    let odd = |source: Box<dyn std::error::Error + Send + Sync>| BuildError::Secret {
+        name: name.to_owned(),
+        source,
+    };
     let mut headers = HeaderMap::new();
-    for (name, value) in &config.headers {
-        if let (Ok(name), Ok(mut value)) =
-            (HeaderName::try_from(name.as_str()), HeaderValue::try_from(value.expose()))
-        {
-            value.set_sensitive(true);
-            headers.insert(name, value);
-        }
-    }
-    let bearer =
-        config.bearer_token.as_ref().map(|token| HeaderValue::try_from(format!("Bearer {}", token.expose())));
-    if let Some(Ok(mut value)) = bearer {
+    let mut add = |header: HeaderName, text: &str| {
+        let mut value = HeaderValue::try_from(text).map_err(|error| odd(error.into()))?;
         value.set_sensitive(true);
-        headers.insert(AUTHORIZATION, value);
+        headers.insert(header, value);
+        Ok::<(), BuildError>(())
+    };
+    for (header, value) in &config.headers {
+        let header = HeaderName::try_from(header.as_str()).map_err(|error| odd(error.into()))?;
+        add(header, now(name, value)?.expose())?;
     }
-    headers
+    if let Some(token) = &config.bearer_token {
+        add(AUTHORIZATION, &format!("Bearer {}", now(name, token)?.expose()))?;
+    }
+    Ok(headers)
 }
 
 /// What is wrong with the keys of this kind.

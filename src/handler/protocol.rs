@@ -7,7 +7,7 @@ mod reply;
 mod request;
 mod settle;
 
-pub use reply::{BadReply, RowsReply, read_row, read_rows, read_task};
+pub use reply::{BadReply, RowsReply, has_outcome, names_request, read_row, read_rows, read_task};
 pub use request::{RowLines, request_key, rows_request, task_request};
 pub use settle::{Leftovers, settle};
 

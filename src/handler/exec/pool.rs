@@ -1,15 +1,23 @@
-//! The processes of one handler: at most so many, kept between blocks, started anew with patience.
+//! The processes of one handler: at most so many, kept between blocks, replaced when they are worn.
+//!
+//! A program that cannot work makes its handler rest, longer each time, and blames no row: what waits for it is given back.
 
 use super::{
-    RESTART,
-    process::{Lease, Process, Program},
+    MAX_REPLY_BYTES,
+    blame::{Blame, Suspects},
+    lease::{Lease, Loss},
+    process::Process,
+    program::Program,
 };
-use crate::backoff;
+use crate::{backoff, handler::Config};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// The first wait before a program that cannot work is started again, and the longest.
+const RESTART: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
 
 #[derive(Clone, Debug)]
 pub(super) struct Pool(Arc<Inner>);
@@ -17,6 +25,9 @@ pub(super) struct Pool(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     program: Program,
+    max_reply_bytes: usize,
+    max_requests: Option<u64>,
+    max_age: Option<Duration>,
     places: Arc<Semaphore>,
     state: Mutex<State>,
 }
@@ -26,49 +37,103 @@ struct State {
     idle: Vec<Process>,
     /// Processes in a row that were lost before they had answered anything.
     losses: u32,
-    /// Nobody is started before this.
+    /// No process is started before this.
     not_before: Option<Instant>,
+    /// What the last of them ended with.
+    trouble: String,
+    suspects: Suspects,
+    has_warned_of_outage: bool,
+    has_warned_of_noise: bool,
+}
+
+/// Why no process works now, and for how long it is pointless to start another.
+#[derive(Clone, Debug)]
+pub(super) struct Outage {
+    pub(super) error: String,
+    pub(super) after: Duration,
 }
 
 impl Pool {
-    pub(super) fn new(program: Program, most: usize) -> Self {
-        let places = Arc::new(Semaphore::new(most.max(1)));
-        Self(Arc::new(Inner { program, places, state: Mutex::default() }))
+    pub(super) fn new(program: Program, config: &Config, most: usize) -> Self {
+        Self(Arc::new(Inner {
+            program,
+            max_reply_bytes: config.max_reply_bytes.unwrap_or(MAX_REPLY_BYTES),
+            max_requests: config.max_requests.map(|most| u64::from(most.get())),
+            max_age: config.max_age,
+            places: Arc::new(Semaphore::new(most.max(1))),
+            state: Mutex::default(),
+        }))
     }
 
-    /// A process that nobody else uses; the error says why there is none.
-    pub(super) async fn lease(&self) -> Result<Lease, String> {
+    pub(super) fn max_reply_bytes(&self) -> usize {
+        self.0.max_reply_bytes
+    }
+
+    pub(super) fn max_requests(&self) -> Option<u64> {
+        self.0.max_requests
+    }
+
+    /// A process that no other caller uses.
+    pub(super) async fn lease(&self) -> Result<Lease, Outage> {
         // The semaphore is never closed.
         let Ok(place) = Arc::clone(&self.0.places).acquire_owned().await else {
-            return Err("no place".into());
+            return Err(Outage { error: "no place".to_owned(), after: RESTART.0 });
         };
-        let idle = self.lock().idle.pop();
-        if let Some(process) = idle.filter(Process::is_alive) {
-            return Ok(Lease::new(process, self.clone(), place));
+        while let Some(process) = self.pop_idle() {
+            if self.is_fit(&process) {
+                return Ok(Lease::new(process, self.clone(), place));
+            }
         }
-        self.patience().await;
-        match self.0.program.start().await {
+        if let Some(after) = self.rest() {
+            return Err(Outage { error: self.lock().trouble.clone(), after });
+        }
+        let started = self.0.program.start().await;
+        match started.and_then(|owned| Process::new(&self.0.program.handler, owned)) {
             Ok(process) => Ok(Lease::new(process, self.clone(), place)),
             Err(error) => {
                 self.lost();
-                Err(format!("cannot start {}: {error}", self.0.program.name()))
+                let reason = format!("cannot start {}: {error}", self.0.program.name());
+                Err(self.outage(&reason, reason.clone()))
             }
         }
     }
 
+    fn pop_idle(&self) -> Option<Process> {
+        self.lock().idle.pop()
+    }
+
+    /// Takes a process back, if it can serve another request.
     pub(super) fn give_back(&self, process: Process, place: OwnedSemaphorePermit) {
-        let mut state = self.lock();
-        state.losses = 0;
-        state.not_before = None;
-        state.idle.push(process);
-        drop(state);
+        let is_worn = self.0.max_requests.is_some_and(|most| process.requests >= most)
+            || self.0.max_age.is_some_and(|most| process.age() >= most);
+        if is_worn {
+            process.retire();
+        } else if self.is_fit(&process) {
+            self.lock().idle.push(process);
+        }
         drop(place);
     }
 
-    /// A process was lost; the next one waits longer if this goes on.
+    /// Whether it lives and has said nothing that was not asked for.
+    fn is_fit(&self, process: &Process) -> bool {
+        if !process.is_alive() {
+            return false;
+        }
+        let is_silent = process.is_silent();
+        if !is_silent && !std::mem::replace(&mut self.lock().has_warned_of_noise, true) {
+            let handler = &self.0.program.handler;
+            tracing::warn!(
+                handler,
+                "the program writes more to stdout than it is asked for; its processes are replaced when they do"
+            );
+        }
+        is_silent
+    }
+
+    /// A process was lost that had answered nothing. The next one waits longer if this goes on.
     pub(super) fn lost(&self) {
         let mut state = self.lock();
-        state.losses += 1;
+        state.losses = state.losses.saturating_add(1);
         // The first loss after good work costs nothing.
         if state.losses > 1 {
             let (base, max) = RESTART;
@@ -76,16 +141,45 @@ impl Pool {
         }
     }
 
-    /// A lost process had answered rows before.
-    pub(super) fn had_answered(&self) {
-        self.lock().losses = 0;
+    /// A process has answered for the first time: the program works.
+    pub(super) fn answered(&self) {
+        let mut state = self.lock();
+        (state.losses, state.not_before) = (0, None);
+        state.suspects.program_works();
+        if std::mem::take(&mut state.has_warned_of_outage) {
+            tracing::info!(handler = self.0.program.handler, "the program works again");
+        }
     }
 
-    async fn patience(&self) {
-        let until = self.lock().not_before;
-        if let Some(until) = until {
-            tokio::time::sleep_until(until.into()).await;
+    /// Whether the program is to blame, or the row or task that a process died with.
+    pub(super) fn judge(&self, request: (i64, Option<i32>), loss: &Loss) -> Blame {
+        if !loss.silent {
+            return Blame::Request;
         }
+        self.lock().suspects.judge(request, loss.had_read)
+    }
+
+    /// The program does not work: said once, until it does again.
+    pub(super) fn outage(&self, reason: &str, error: String) -> Outage {
+        let mut state = self.lock();
+        state.trouble.clone_from(&error);
+        let until = *state.not_before.get_or_insert_with(|| Instant::now() + RESTART.0);
+        if !std::mem::replace(&mut state.has_warned_of_outage, true) {
+            let handler = &self.0.program.handler;
+            tracing::warn!(
+                handler,
+                reason,
+                "the program does not work; what it is to do waits, and no attempt is charged"
+            );
+        }
+        Outage { error, after: until.saturating_duration_since(Instant::now()).max(RESTART.0 / 2) }
+    }
+
+    /// How long it is pointless to start another process.
+    pub(super) fn rest(&self) -> Option<Duration> {
+        let state = self.lock();
+        let until = state.not_before.filter(|_| state.idle.is_empty())?;
+        until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -50,10 +50,17 @@ impl Stderr {
     }
 
     /// The last line of a process that has ended.
-    pub(super) async fn last_words(self) -> Option<String> {
-        // Its group is dead, so the pipe ends; one that somebody outside the group holds open is not waited for.
-        let _ = tokio::time::timeout(Duration::from_millis(200), self.reading).await;
+    pub(super) async fn last_words(mut self) -> Option<String> {
+        // Its group is dead, so the pipe ends; one that a process outside the group holds open is not waited for.
+        let _ = tokio::time::timeout(Duration::from_millis(200), &mut self.reading).await;
         lock(&self.shared).last.take()
+    }
+}
+
+impl Drop for Stderr {
+    /// A process outside the group may hold the pipe for ever: it is not read for longer than the program lives.
+    fn drop(&mut self) {
+        self.reading.abort();
     }
 }
 

@@ -74,13 +74,33 @@ fn kind_v4(ip: Ipv4Addr) -> Kind {
 const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
 
 fn kind_v6(ip: Ipv6Addr) -> Kind {
-    if ip.is_unicast_link_local() || ip.is_multicast() || ip.is_unspecified() || ip == METADATA_V6 {
+    if let Some(behind) = behind_v6(ip) {
+        return kind_v4(behind);
+    }
+    let [a, b, c, ..] = ip.segments();
+    // The network's own translator, whatever is behind it; and the site-local addresses of before.
+    let (own_nat64, site_local) = ((a, b, c) == (0x64, 0xff9b, 1), a & 0xffc0 == 0xfec0);
+    let teredo = (a, b) == (0x2001, 0);
+    if ip.is_unicast_link_local() || ip.is_multicast() || ip.is_unspecified() || ip == METADATA_V6 || teredo {
         Kind::Never
-    } else if ip.is_unique_local() || ip.is_loopback() {
+    } else if ip.is_unique_local() || ip.is_loopback() || own_nat64 || site_local {
         Kind::Private
     } else {
         Kind::Public
     }
+}
+
+/// The IPv4 address that a translator or a tunnel leads to: NAT64, 6to4, or the form that has only zeros before it.
+fn behind_v6(ip: Ipv6Addr) -> Option<Ipv4Addr> {
+    let [.., six, seven] = ip.segments();
+    match ip.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some((high, low)),
+        [0x2002, high, low, ..] => Some((high, low)),
+        // Neither unspecified nor loopback.
+        [0, 0, 0, 0, 0, 0, ..] if six > 0 => Some((six, seven)),
+        _ => None,
+    }
+    .map(|(high, low)| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)))
 }
 
 /// What is wrong with a URL. Addresses that it names itself do not pass the resolver.
@@ -101,8 +121,8 @@ pub(super) fn complaints(url: &Url, allow_private: bool) -> Vec<String> {
             None
         }
     };
-    if !allow_private && literal.is_some_and(|ip| kind(ip) == Kind::Private) {
-        complaints.push("is a private address, and allow_private is false".to_owned());
+    if !allow_private && literal.is_some_and(|ip| kind(ip) != Kind::Public) {
+        complaints.push("is no public address, and allow_private is false".to_owned());
     }
     complaints
 }
@@ -128,6 +148,17 @@ mod tests {
             ("fd00:ec2::254", Kind::Never),
             ("fe80::1", Kind::Never),
             ("2606:4700::1", Kind::Public),
+            ("64:ff9b::8.8.8.8", Kind::Public),
+            ("64:ff9b::10.0.0.1", Kind::Private),
+            ("64:ff9b::169.254.169.254", Kind::Never),
+            ("64:ff9b:1::8.8.8.8", Kind::Private),
+            ("2002:808:808::1", Kind::Public),
+            ("2002:a00:1::1", Kind::Private),
+            ("2002:a9fe:a9fe::1", Kind::Never),
+            ("::7f00:1", Kind::Private),
+            ("::", Kind::Never),
+            ("fec0::1", Kind::Private),
+            ("2001:0:4136:e378:8000:63bf:3fff:fdd2", Kind::Never),
         ];
         for (ip, expected) in cases {
             assert_eq!(kind(ip.parse().unwrap()), expected, "{ip}");
@@ -140,6 +171,9 @@ mod tests {
         assert_eq!(of("http://127.0.0.1:8080/x", true), 0);
         assert_eq!(of("http://127.0.0.1:8080/x", false), 1);
         assert_eq!(of("http://169.254.169.254/x", true), 0, "named literally");
+        assert_eq!(of("http://169.254.169.254/x", false), 1);
+        assert_eq!(of("http://[fe80::1]/x", false), 1);
+        assert_eq!(of("http://[64:ff9b::a9fe:a9fe]/x", false), 1);
         assert_eq!(of("ftp://u:p@example.org/", true), 2);
     }
 

@@ -8,6 +8,9 @@ use std::{
 };
 use tokio::sync::Notify;
 
+/// A pause that a fiber waits for; for a longer one it gives back what it has.
+const BRIEF: Duration = Duration::from_millis(100);
+
 /// The requests of one handler.
 #[derive(Clone, Debug)]
 pub struct Limiter(Arc<Inner>);
@@ -43,20 +46,28 @@ impl Limiter {
         Self(Arc::new(Inner { name: name.to_owned(), most, state: Mutex::new(state), room: Notify::new() }))
     }
 
-    /// Waits until one more request is allowed.
-    pub async fn acquire(&self) -> Permit {
+    /// Waits until one more request is allowed. An error: the service wants to be left alone for so long, and no fiber waits
+    /// for that.
+    pub async fn acquire(&self) -> Result<Permit, Duration> {
         loop {
             // Asked for before the look, so that nothing that happens after the look is missed.
             let room = self.0.room.notified();
             let wait = match self.try_acquire() {
-                Ok(permit) => return permit,
+                Ok(permit) => return Ok(permit),
                 Err(wait) => wait,
             };
             match wait {
+                Some(pause) if pause > BRIEF => return Err(pause),
                 Some(pause) => tokio::time::sleep(pause).await,
                 None => room.await,
             }
         }
+    }
+
+    /// How long the service wants to be left alone.
+    pub fn rest(&self) -> Option<Duration> {
+        let rest = self.lock().paused_until?.checked_duration_since(Instant::now())?;
+        (rest > BRIEF).then_some(rest)
     }
 
     /// What is allowed now.
@@ -125,18 +136,19 @@ mod tests {
     #[tokio::test]
     async fn the_limit_halves_once_a_round_and_grows_back_by_one_a_round() {
         let limiter = Limiter::new("h", 8);
-        let round: Vec<Permit> = futures::future::join_all((0..8).map(|_| limiter.acquire())).await;
+        let round: Vec<Permit> =
+            futures::future::join_all((0..8).map(|_| async { limiter.acquire().await.unwrap() })).await;
         assert!(limiter.acquire().now_or_never().is_none());
         round.into_iter().for_each(|permit| permit.was_too_much(None));
         assert_eq!(limiter.limit(), 4);
         for _ in 0..4 {
-            limiter.acquire().await.went_well();
+            limiter.acquire().await.unwrap().went_well();
         }
         assert_eq!(limiter.limit(), 4);
-        limiter.acquire().await.went_well();
+        limiter.acquire().await.unwrap().went_well();
         assert_eq!(limiter.limit(), 5);
         for _ in 0..1_000 {
-            limiter.acquire().await.went_well();
+            limiter.acquire().await.unwrap().went_well();
         }
         assert_eq!(limiter.limit(), 8);
     }
@@ -145,14 +157,18 @@ mod tests {
     async fn it_never_falls_below_one_and_a_cancelled_request_gives_its_place_back() {
         let limiter = Limiter::new("h", 4);
         for _ in 0..10 {
-            limiter.acquire().await.was_too_much(None);
+            limiter.acquire().await.unwrap().was_too_much(None);
         }
         assert_eq!(limiter.limit(), 1);
-        drop(limiter.acquire().await);
-        let waiting = limiter.acquire().await;
+        drop(limiter.acquire().await.unwrap());
+        let waiting = limiter.acquire().await.unwrap();
         assert!(limiter.acquire().now_or_never().is_none());
         drop(waiting);
-        limiter.acquire().await.was_too_much(Some(Duration::from_secs(60)));
-        assert!(limiter.acquire().now_or_never().is_none(), "a pause is kept");
+        limiter.acquire().await.unwrap().was_too_much(Some(Duration::from_secs(60)));
+        let pause = limiter.acquire().await.unwrap_err();
+        assert!(
+            pause > Duration::from_secs(50) && limiter.rest().is_some(),
+            "a pause is kept, and not waited for"
+        );
     }
 }

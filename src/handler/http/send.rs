@@ -21,6 +21,8 @@ pub(super) enum Answer {
     Refused(String),
     /// The service, or our own limit, says that it is too much at once.
     TooLarge(String),
+    /// The service wants to be left alone for so long: it was not asked.
+    Unavailable { error: String, after: Duration },
 }
 
 /// How much of an error page is worth reading.
@@ -37,22 +39,26 @@ impl Http {
         timeout: Duration,
         trace: Option<&str>,
     ) -> Answer {
-        let permit = self.limiter.acquire().await;
+        let permit = match self.limiter.acquire().await {
+            Ok(permit) => permit,
+            Err(after) => return unavailable(after),
+        };
         // The turn comes last: a request that waits for anything else after it would come late and in a crowd.
         if let Some(rate) = &self.rate {
             rate.wait().await;
         }
-        let mut request = self
+        let kit = self.kit.get();
+        let mut request = kit
             .client
             .post(self.url.clone())
             .timeout(timeout)
-            .headers(self.headers.clone())
+            .headers(kit.headers.clone())
             .header(CONTENT_TYPE, "application/json")
             .header("idempotency-key", key);
         if let Some(trace) = trace {
             request = request.header("traceparent", trace);
         }
-        if let Some(signer) = &self.signer {
+        if let Some(signer) = &kit.signer {
             for (name, value) in signer.headers(key, &body) {
                 request = request.header(name, value);
             }
@@ -104,7 +110,7 @@ impl Http {
             StatusCode::PAYLOAD_TOO_LARGE => (Answer::TooLarge(error), Strain::None),
             _ if status.is_client_error() => (Answer::Refused(error), Strain::None),
             _ if status.is_redirection() => (
-                later(format!("the service answered {status}; redirects are not followed: mend url")),
+                later(format!("the service answered {status}; redirects are not followed: change url")),
                 Strain::None,
             ),
             _ => (Answer::Later { error, after }, Strain::None),
@@ -122,10 +128,18 @@ fn later(error: String) -> Answer {
     Answer::Later { error, after: None }
 }
 
+fn unavailable(after: Duration) -> Answer {
+    let error = format!("the service asked for a pause, of which {}s are left", after.as_secs().max(1));
+    Answer::Unavailable { error, after }
+}
+
 fn told(answer: &Answer) -> String {
     match answer {
         Answer::Reply(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Answer::Later { error, .. } | Answer::Refused(error) | Answer::TooLarge(error) => error.clone(),
+        Answer::Later { error, .. }
+        | Answer::Unavailable { error, .. }
+        | Answer::Refused(error)
+        | Answer::TooLarge(error) => error.clone(),
     }
 }
 

@@ -19,6 +19,38 @@ pub enum BadReply {
     Empty,
     #[error("the reply has no \"line\": {quoted}")]
     NoLine { quoted: String },
+    #[error("the reply is about another request than the one that was asked: {quoted}")]
+    Another { quoted: String },
+}
+
+/// What a reply says about itself: all of it may be left out.
+#[derive(Default, Deserialize)]
+struct Named<'a> {
+    id: Option<i64>,
+    #[serde(borrow)]
+    idempotency_key: Option<std::borrow::Cow<'a, str>>,
+}
+
+/// Whether a reply names the request that it answers, by the key or by the id of a task; an error when it names another.
+pub fn names_request(bytes: &[u8], key: &str, id: Option<i64>) -> Result<bool, BadReply> {
+    let another = || BadReply::Another { quoted: quote(bytes) };
+    let named: Named<'_> = serde_json::from_slice(bytes).map_err(|_| another())?;
+    let is_other = named.idempotency_key.as_deref().is_some_and(|named| named != key)
+        || matches!((named.id, id), (Some(named), Some(id)) if named != id);
+    match is_other {
+        true => Err(another()),
+        false => Ok(named.idempotency_key.is_some() || (named.id.is_some() && id.is_some())),
+    }
+}
+
+/// Whether there is an outcome in a reply.
+pub fn has_outcome(bytes: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct OnlyOutcome {
+        #[expect(dead_code, reason = "only whether it can be read")]
+        outcome: Word,
+    }
+    serde_json::from_slice::<OnlyOutcome>(bytes).is_ok()
 }
 
 /// What a reply says: row by row, and for all the others.

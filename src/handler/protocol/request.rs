@@ -89,6 +89,11 @@ impl<'a> RowLines<'a> {
         Ok(Self { call, head, key: batch_key(call.block.batch, call.uid) })
     }
 
+    /// The idempotency key of a line.
+    pub fn key(&self, line: i32) -> String {
+        format!("{}/{line}", self.key)
+    }
+
     pub fn line(&self, row: &InputRow<'_>) -> String {
         let mut text = String::with_capacity(self.head.len() + row.input.len() + ROW);
         text.push_str(&self.head);

@@ -1,7 +1,10 @@
 //! `sql` over blocks: a set-returning function of the user's over many rows at once. Its effects and the outcomes commit in
 //! one transaction that holds the block's token: exactly once.
 
-use super::{CONFLICT_RETRIES, QualifiedName, Session, Sql, is_conflict, told};
+use super::{
+    Blame, CONFLICT_RETRIES, Condition, End, Loss, QualifiedName, Sql, Watched, blame, bystander,
+    in_its_words, is_conflict, session,
+};
 use crate::{
     backoff,
     handler::{BlockCall, Done, Outcome, OutcomeSink, Report, protocol},
@@ -11,10 +14,14 @@ use crate::{
         LONGEST_BACKOFF,
         flush::{self, BlockWrite, Outcomes},
         pages::InputRow,
+        tasks,
     },
 };
-use std::{fmt::Write, time::Duration};
-use tokio_postgres::{Error, IsolationLevel, Row};
+use std::{
+    fmt::Write,
+    time::{Duration, Instant},
+};
+use tokio_postgres::{Error, Row};
 
 /// How long the server's own limit has before ours cuts the connection.
 const SERVER_FIRST: Duration = Duration::from_secs(2);
@@ -46,6 +53,8 @@ enum Failure {
     Systemic(String),
     /// The connection was lost in the middle. A commit may have been under way.
     Lost(String),
+    /// A limit of the server was met: it may be short of something, or the function always asks for too much.
+    Limit(String),
     /// The database is away.
     Away(String),
 }
@@ -64,16 +73,22 @@ impl Sql {
     /// Runs `rows`; a function that fails is run again on halves, down to the row.
     pub(super) async fn run_block(&self, call: &BlockCall<'_>, rows: &[InputRow<'_>], sink: &OutcomeSink) {
         let mut pieces = vec![rows.iter().collect::<Vec<_>>()];
-        let (mut outages, mut losses) = (0, 0);
+        let (mut outages, mut losses, mut limits) = (0, 0, 0);
         while let Some(piece) = pieces.pop() {
             if piece.is_empty() {
                 continue;
             }
-            let mut called = self.attempt_block(call, &piece).await;
-            if let Err(Failure::Lost(error)) = called {
-                losses += 1;
-                called = Err(if losses > LOSSES { Failure::Function(error) } else { Failure::Away(error) });
-            }
+            let called = self.attempt_block(call, &piece).await.map_err(|failure| match failure {
+                Failure::Lost(error) => {
+                    losses += 1;
+                    if losses > LOSSES { Failure::Function(error) } else { Failure::Away(error) }
+                }
+                Failure::Limit(error) => {
+                    limits += 1;
+                    if limits > blame::PATIENCE { Failure::Function(error) } else { Failure::Away(error) }
+                }
+                other => other,
+            });
             match called {
                 Ok(Called::Committed { lines, succeeded, failed, again }) => {
                     sink.report(Report::Committed { lines, succeeded, failed });
@@ -94,8 +109,8 @@ impl Sql {
                 Err(Failure::Function(error) | Failure::Systemic(error)) => {
                     sink.rows(piece, &Outcome::Retry { error, after: None });
                 }
-                // Nobody's fault: no try is charged, and what may have been committed is looked up first.
-                Err(Failure::Away(error) | Failure::Lost(error)) => {
+                // No fault of a row: no try is charged, and what may have been committed is looked up first.
+                Err(Failure::Away(error) | Failure::Lost(error) | Failure::Limit(error)) => {
                     outages += 1;
                     tracing::warn!(command = call.command, error, "the database is away; trying again");
                     tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, outages))
@@ -120,7 +135,7 @@ impl Sql {
         let mut tries = 0;
         let open = loop {
             let found = match self.database.connection().await {
-                Ok(client) => flush::open_lines(&client, call.block).await.map_err(|e| told(&e)),
+                Ok(client) => flush::open_lines(&client, call.block).await.map_err(|e| in_its_words(&e)),
                 Err(error) => Err(error.to_string()),
             };
             match found {
@@ -144,13 +159,12 @@ impl Sql {
     async fn attempt_block(&self, call: &BlockCall<'_>, rows: &[&InputRow<'_>]) -> Result<Called, Failure> {
         let purpose = if self.rehearsal { Purpose::Rehearsal } else { Purpose::Work };
         for conflict in 1.. {
-            let client =
-                self.database.connection().await.map_err(|error| Failure::Away(error.to_string()))?;
-            let mut session = Session::new(client, &self.database.target);
+            let opened = self.database.session().await;
+            let (session, bystander) = opened.map_err(|error| Failure::Away(error.to_string()))?;
             let transaction = self.transact_block(session.client(), call, rows, purpose);
-            match tokio::time::timeout(call.timeout + SERVER_FIRST, transaction).await {
-                Ok(Ok(called)) => {
-                    session.finish();
+            match tokio::time::timeout(call.timeout.saturating_add(SERVER_FIRST), transaction).await {
+                Ok(Ok((called, condition))) => {
+                    session.finish(condition);
                     return Ok(called);
                 }
                 Ok(Err(error)) if is_conflict(&error) && conflict <= CONFLICT_RETRIES => {
@@ -159,8 +173,16 @@ impl Sql {
                     tokio::time::sleep(backoff::delay(base, max, conflict)).await;
                 }
                 Ok(Err(error)) => {
+                    let ending = session.ending();
                     session.discard(&error);
-                    return Err(sort(&error));
+                    return Err(match sort(&error) {
+                        Failure::Lost(error)
+                            if bystander::loss(&ending, bystander.as_deref()).await == Loss::Elsewhere =>
+                        {
+                            Failure::Away(error)
+                        }
+                        failure => failure,
+                    });
                 }
                 Err(_) => {
                     let limit = humantime::format_duration(call.timeout);
@@ -173,17 +195,16 @@ impl Sql {
 
     async fn transact_block(
         &self,
-        client: &mut deadpool_postgres::Object,
+        client: &Watched,
         call: &BlockCall<'_>,
         rows: &[&InputRow<'_>],
         purpose: Purpose,
-    ) -> Result<Called, Error> {
+    ) -> Result<(Called, Condition), Error> {
+        let began = Instant::now();
         let given = Json::from_text(given(rows, call.attempt));
-        let transaction =
-            client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;
-        transaction.batch_execute(&self.settings(call.timeout)).await?;
-        let select = transaction.prepare_cached(&self.select).await?;
-        let answered = transaction.query(&select, &[&call.block.batch, call.context, &given]).await?;
+        client.batch_execute(&self.begin(call.timeout)).await?;
+        let select = client.prepare_cached(&self.select).await?;
+        let answered = client.query(&select, &[&call.block.batch, call.context, &given]).await?;
         let (outcomes, left) = protocol::settle(rows.iter().map(|row| row.line), read(&answered));
         if !left.is_none() {
             tracing::warn!(
@@ -194,23 +215,23 @@ impl Sql {
             );
         }
         if purpose == Purpose::Rehearsal {
-            transaction.rollback().await?;
-            return Ok(Called::Rehearsed(outcomes));
+            let condition = session::end(client, End::Rollback).await?;
+            return Ok((Called::Rehearsed(outcomes), condition));
         }
-        transaction.batch_execute("RESET ROLE; SET LOCAL search_path = pg_catalog, pg_temp").await?;
-        let (outcomes, again) = part(outcomes);
+        client.batch_execute(tasks::AS_OURSELVES).await?;
+        let (mut outcomes, again) = part(outcomes);
+        outcomes.ran(began, began.elapsed());
         let (succeeded, failed) = (outcomes.succeeded() as u64, outcomes.failed() as u64);
         let lines = outcomes.done();
         let write = BlockWrite { block: call.block, part: call.parts.next(), outcomes, close: None };
-        if !flush::write_within(&transaction, write).await? {
+        if !flush::write_within(client, write).await? {
             // Our effects vanish.
-            transaction.rollback().await?;
-            return Ok(Called::Refused);
+            return Ok((Called::Refused, session::end(client, End::Rollback).await?));
         }
         crate::failpoint!("sql.block.before_commit");
-        transaction.commit().await?;
+        let condition = session::end(client, End::Commit).await?;
         crate::failpoint!("sql.block.committed");
-        Ok(Called::Committed { lines, succeeded, failed, again })
+        Ok((Called::Committed { lines, succeeded, failed, again }, condition))
     }
 }
 
@@ -268,14 +289,16 @@ fn part(outcomes: Vec<(i32, Outcome)>) -> (Outcomes, Vec<(i32, Outcome)>) {
 
 /// Inside a user's function everything but a lost database is the function's own failure.
 fn sort(error: &Error) -> Failure {
-    let Some(state) = error.code().map(|state| state.code()) else { return Failure::Lost(told(error)) };
-    match state.get(..2).unwrap_or_default() {
-        "53" | "58" => Failure::Away(told(error)),
-        "08" => Failure::Lost(told(error)),
-        "57" if state != "57014" => Failure::Lost(told(error)),
-        _ if state == "25006" => Failure::Away(told(error)),
+    let Some(state) = error.code().map(|state| state.code()) else {
+        return Failure::Lost(in_its_words(error));
+    };
+    match (blame::of(state), state.get(..2).unwrap_or_default()) {
+        // The session is gone, and the function may be what ended it.
+        (Blame::Server, "08" | "57") => Failure::Lost(in_its_words(error)),
+        (Blame::Server, _) => Failure::Away(in_its_words(error)),
+        (Blame::Limit, _) => Failure::Limit(in_its_words(error)),
         // No such function, no right to it, a statement of it that is wrong whatever the rows are.
-        "42" | "3F" => Failure::Systemic(told(error)),
-        _ => Failure::Function(told(error)),
+        (Blame::Procedure, "42" | "3F") => Failure::Systemic(in_its_words(error)),
+        (Blame::Procedure, _) => Failure::Function(in_its_words(error)),
     }
 }
