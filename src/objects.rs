@@ -47,7 +47,10 @@ impl Store {
     }
 
     /// As [`Store::open`], with the environment in which credentials are looked for.
-    pub fn open_with(config: &Config, env: impl Fn(&str) -> Option<String>) -> Result<Self, ObjectError> {
+    pub fn open_with(
+        config: &Config,
+        env: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+    ) -> Result<Self, ObjectError> {
         if let Some((key, problem)) = config.check().into_iter().next() {
             return Err(ObjectError::Config { key, problem });
         }

@@ -5,16 +5,17 @@ mod events;
 mod fields;
 mod files;
 mod guard;
+mod history;
 mod lanes;
 mod openapi;
 mod problem;
 mod rate;
 mod submit;
 mod tasks;
-mod tokens;
+pub(crate) mod tokens;
 mod upload;
 
-use super::Config;
+use super::{Config, RequestSlot};
 use crate::{
     flow::input::Limits,
     objects,
@@ -29,11 +30,12 @@ use axum::{
     routing::{MethodFilter, MethodRouter},
 };
 use deadpool_postgres::Object;
+pub(super) use guard::{is_addressed_here, is_forwarded};
 use problem::Problem;
 use rate::Rates;
 use std::{net::SocketAddr, ops::Deref, sync::Arc};
-use tokens::Tokens;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokens::{Scope, Tokens};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use upload::Patience;
 
@@ -49,8 +51,10 @@ pub struct Shared {
     objects: objects::Store,
     tokens: Tokens,
     rates: Rates,
-    requests: Semaphore,
-    streams: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
+    writes: Arc<Semaphore>,
+    uploads: Arc<Semaphore>,
+    downloads: Arc<Semaphore>,
     followers: Arc<Semaphore>,
     /// Whether only this machine can reach us.
     is_loopback: bool,
@@ -70,11 +74,12 @@ impl Deref for Api {
 
 /// A page is gathered in memory: this much, or one row of whatever size.
 const PAGE_BYTES: usize = 16 << 20;
-/// Requests that are worked on at a time, beside uploads. Each has a connection, and may have a body in memory.
+/// Requests that only read, and as many that write, that are worked on at a time beside streams. Each has a connection, and may have a body
+/// or an answer in memory. Readers cannot take the writers' places.
 const MOST_REQUESTS: usize = 256;
 
 impl Api {
-    /// Connects to nobody yet.
+    /// Connects only when one is asked for.
     pub fn open(
         config: &Config,
         database: &store::Config,
@@ -82,15 +87,20 @@ impl Api {
         objects: objects::Store,
         address: Option<SocketAddr>,
     ) -> Result<Self, OpenError> {
+        let places = |count: usize| Arc::new(Semaphore::new(count));
+        let [uploads, downloads, followers] =
+            [config.max_uploads, config.max_downloads, config.max_followers].map(|most| most.get() as usize);
         Ok(Self(Arc::new(Shared {
             limits,
-            pools: ApiPools::open(database, config.connections, config.max_streams)?,
+            pools: ApiPools::open(database, config.connections, config.max_uploads, config.max_downloads)?,
             objects,
             tokens: Tokens::new(config.read_tokens_file.clone(), config.write_tokens_file.clone()),
             rates: Rates::new(config.rate_limit),
-            requests: Semaphore::new(MOST_REQUESTS + config.max_streams.get() as usize),
-            streams: Arc::new(Semaphore::new(config.max_streams.get() as usize)),
-            followers: Arc::new(Semaphore::new(config.max_followers.get() as usize)),
+            reads: places(MOST_REQUESTS + downloads + followers),
+            writes: places(MOST_REQUESTS + uploads),
+            uploads: places(uploads),
+            downloads: places(downloads),
+            followers: places(followers),
             is_loopback: address.unwrap_or(config.listen).ip().to_canonical().is_loopback(),
             page_bytes: PAGE_BYTES,
             stop: CancellationToken::new(),
@@ -107,17 +117,32 @@ impl Api {
         Ok(self.pools.asks.get().await?)
     }
 
-    async fn stream_client(&self) -> Result<Object, Problem> {
-        Ok(self.pools.streams.get().await?)
+    async fn upload_client(&self) -> Result<Object, Problem> {
+        Ok(self.pools.uploads.get().await?)
     }
 
-    fn request_slot(&self) -> Result<SemaphorePermit<'_>, Problem> {
-        self.requests.try_acquire().map_err(|_| Problem::busy("requests at a time"))
+    async fn export_client(&self) -> Result<Object, Problem> {
+        Ok(self.pools.exports.get().await?)
     }
 
-    fn stream_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        let slot = Arc::clone(&self.streams).try_acquire_owned();
-        slot.map_err(|_| Problem::busy("uploads, exports and downloads at a time (http.max_streams)"))
+    /// A place among the requests that read, or those that write, until its answer is taken.
+    fn request_slot(&self, wanted: Scope) -> Result<RequestSlot, Problem> {
+        let places = match wanted {
+            Scope::Read => &self.reads,
+            Scope::Write => &self.writes,
+        };
+        let slot = Arc::clone(places).try_acquire_owned();
+        slot.map(|slot| RequestSlot(Arc::new(slot))).map_err(|_| Problem::busy("requests at a time"))
+    }
+
+    fn upload_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let slot = Arc::clone(&self.uploads).try_acquire_owned();
+        slot.map_err(|_| Problem::busy("uploads at a time (http.max_uploads)"))
+    }
+
+    fn download_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let slot = Arc::clone(&self.downloads).try_acquire_owned();
+        slot.map_err(|_| Problem::busy("exports and downloads at a time (http.max_downloads)"))
     }
 
     fn follower_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
@@ -170,6 +195,7 @@ fn book() -> Book {
         .post("/batches/{id}/abort", batches::abort)
         .get("/tasks", tasks::list)
         .post("/tasks", tasks::enqueue)
+        .post("/tasks/many", tasks::enqueue_many)
         .get("/tasks/{id}", tasks::show)
         .post("/tasks/{id}/abort", tasks::abort)
         .post("/tasks/{id}/retry", tasks::retry)
@@ -177,6 +203,7 @@ fn book() -> Book {
         .get("/queues/{name}", lanes::queue)
         .post("/queues/{name}/pause", lanes::pause)
         .post("/queues/{name}/resume", lanes::resume)
+        .get("/events", history::list)
         .get("/workers", lanes::workers)
         .get("/workers/{worker}", lanes::worker)
         .get("/why/batch/{id}", lanes::why_batch)

@@ -3,9 +3,12 @@
 //! A connection waits for the head of a request, or is busy with one. The busy ones are few: the API counts what it does
 //! at a time. Waiting costs a client nothing, so whoever waits has [`PATIENCE`], and when too many do, the one that has
 //! waited longest goes. Nobody is turned away: a probe asks as soon as it is connected, and is answered however many
-//! others only hold a connection open.
+//! others only hold a connection open. A client that is answered and does not read is cut off ([`Paced`]).
 
-use super::{Peer, Port};
+use super::{
+    Peer, Port, RequestSlot,
+    pace::{Deadline, Limits, Paced, reset_at_close, watch_over},
+};
 use axum::{
     Router,
     body::Body,
@@ -31,7 +34,13 @@ use std::{
     task::{Context, Poll},
     time::Duration,
 };
-use tokio::{net::TcpStream, task::JoinSet};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    task::JoinSet,
+    time::Instant,
+};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 /// The head of a request comes within this time, from the connection's beginning or from the answer before.
@@ -47,33 +56,77 @@ pub(super) async fn serve(port: &Port, app: Router, stop: CancellationToken) {
     let mut connections = JoinSet::new();
     while let Some((stream, peer)) = stop.run_until_cancelled(port.accept()).await {
         while connections.try_join_next().is_some() {}
-        connections.spawn(converse(stream, Peer(peer), app.clone(), lobby.enter(), stop.clone()));
+        // A client that is gone already is noticed soon enough.
+        let _ = watch_over(&stream, port.limits.progress);
+        let tls = port.tls.as_ref().map(|tls| tls.get());
+        let visit = Visit { peer: Peer(peer), seat: lobby.enter(), limits: port.limits, tls };
+        connections.spawn(visit.begin(stream, app.clone(), stop.clone()));
     }
     while connections.join_next().await.is_some() {}
 }
 
-async fn converse(stream: TcpStream, peer: Peer, app: Router, seat: Arc<Seat>, stop: CancellationToken) {
-    let app = TowerToHyperService::new(app);
-    let service = service_fn(|request| {
-        let mut request: Request<_> = request;
-        request.extensions_mut().insert(ConnectInfo(peer));
-        let (busy, answer) = (seat.leave(), app.call(request));
-        async move { answer.await.map(|response| response.map(|body| Answer { body, _busy: busy })) }
-    });
-    let mut connection = pin!(
-        http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(PATIENCE)
-            .max_buf_size(READ_AHEAD)
-            .serve_connection(TokioIo::new(stream), service)
-    );
-    // However a connection ends: its client knows.
-    tokio::select! {
-        _ = connection.as_mut() => return,
-        () = seat.close.cancelled() => return,
-        () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+/// One connection.
+struct Visit {
+    peer: Peer,
+    seat: Arc<Seat>,
+    limits: Limits,
+    tls: Option<Arc<TlsAcceptor>>,
+}
+
+impl Visit {
+    async fn begin(self, stream: TcpStream, app: Router, stop: CancellationToken) {
+        let deadline = Deadline::default();
+        let stream = Paced::new(stream, self.limits.progress, deadline.clone(), reset_at_close);
+        let Some(tls) = self.tls.clone() else { return self.converse(stream, deadline, app, stop).await };
+        let accepting = tokio::time::timeout(PATIENCE, tls.accept(stream));
+        let accepted = tokio::select! {
+            accepted = accepting => accepted,
+            () = self.seat.close.cancelled() => return,
+            () = stop.cancelled() => return,
+        };
+        // A client that does not get through the handshake knows.
+        if let Ok(Ok(stream)) = accepted {
+            self.converse(stream, deadline, app, stop).await;
+        }
     }
-    let _ = connection.await;
+
+    async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
+        self,
+        stream: S,
+        deadline: Deadline,
+        app: Router,
+        stop: CancellationToken,
+    ) {
+        let Self { peer, seat, limits, .. } = self;
+        let app = TowerToHyperService::new(app);
+        let service = service_fn(|request| {
+            let mut request: Request<_> = request;
+            request.extensions_mut().insert(ConnectInfo(peer));
+            let (busy, answer) = (seat.leave(), app.call(request));
+            let deadline = &deadline;
+            async move {
+                answer.await.map(|response| {
+                    deadline.set(Instant::now() + limits.whole + PATIENCE);
+                    let slot = response.extensions().get::<RequestSlot>().cloned();
+                    response.map(|body| Answer { body, _busy: busy, _slot: slot })
+                })
+            }
+        });
+        let mut connection = pin!(
+            http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(PATIENCE)
+                .max_buf_size(READ_AHEAD)
+                .serve_connection(TokioIo::new(stream), service)
+        );
+        // However a connection ends: its client knows.
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = seat.close.cancelled() => return,
+            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        let _ = connection.await;
+    }
 }
 
 /// Who waits, by the order in which they began to.
@@ -148,6 +201,8 @@ impl Drop for Busy {
 struct Answer {
     body: Body,
     _busy: Busy,
+    /// What the API counts: an answer that is not taken is still being worked on.
+    _slot: Option<RequestSlot>,
 }
 
 impl hyper::body::Body for Answer {

@@ -1,7 +1,8 @@
 //! Files appear whole or not at all: written beside their place under another name, synced, then renamed.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -106,6 +107,10 @@ impl FileStore {
     }
 }
 
+/// Results are for the worker's user and group; what the umask takes away is taken away as well.
+const FILE_MODE: u32 = 0o640;
+const DIR_MODE: u32 = 0o750;
+
 /// A file under a name of its own, until published. Dropped before that, it is removed.
 ///
 /// It travels into and out of the blocking calls by value: a call whose caller was cancelled still ends, and then
@@ -124,7 +129,7 @@ impl TempFile {
         make_dirs(root, dir)?;
         remove_stale(dir);
         let name = dir.join(format!("{TEMP_PREFIX}{}", Uuid::new_v4()));
-        let file = File::create_new(&name)?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&name)?;
         Ok(Self { file, name, published: false, _under_way: under_way })
     }
 
@@ -158,7 +163,7 @@ fn make_dirs(root: &Path, dir: &Path) -> io::Result<()> {
     if dir.is_dir() {
         return Ok(());
     }
-    fs::create_dir_all(dir)?;
+    DirBuilder::new().recursive(true).mode(DIR_MODE).create(dir)?;
     for made in dir.ancestors().take_while(|made| made.starts_with(root)) {
         made.parent().map_or(Ok(()), sync_dir)?;
     }
@@ -201,4 +206,23 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
 async fn fill<R: AsyncRead + Unpin>(reader: &mut R, buffer: &mut BytesMut) -> io::Result<()> {
     while buffer.len() < BUFFER && reader.read_buf(buffer).await? > 0 {}
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[tokio::test]
+    async fn what_is_written_is_not_for_every_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(&dir.path().join("outputs")).unwrap();
+        let key = Key::new("batches/1/out.csv").unwrap();
+        store.put_stream(&key, &b"1"[..]).await.unwrap();
+        let file = store.path(&key);
+        for path in file.ancestors().take_while(|path| *path != dir.path()) {
+            let mode = path.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o027, 0, "{}: {mode:o}", path.display());
+        }
+    }
 }

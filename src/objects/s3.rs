@@ -19,22 +19,27 @@ use self::upload::Upload;
 use super::config::S3Config;
 use super::error::{ObjectError, Op};
 use super::{Key, ObjectReader, Stored};
+use crate::renewed::{Renewed, Stamp};
 
 /// The size of every part but the last. S3 wants at least 5 MiB; memory per upload is two of these.
 const PART: usize = 8 << 20;
 
 #[derive(Clone, Debug)]
 pub struct S3Store {
-    client: Arc<Client>,
+    clients: Arc<Renewed<Arc<Client>>>,
     prefix: String,
     /// Uploads under way and being aborted: what may outlive the future that asked for it.
     chores: TaskTracker,
 }
 
 impl S3Store {
-    pub(super) fn open(config: &S3Config, env: impl Fn(&str) -> Option<String>) -> Result<Self, ObjectError> {
-        let credentials = credentials::find(config, env)?;
-        let client = Arc::new(Client::new(config, credentials)?);
+    pub(super) fn open(
+        config: &S3Config,
+        env: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+    ) -> Result<Self, ObjectError> {
+        let (looked, made) = (config.clone(), config.clone());
+        let make = move || Client::new(&made, credentials::find(&made, &env)?).map(Arc::new);
+        let clients = Arc::new(Renewed::new("outputs.s3", move || stamps(&looked), make)?);
         let prefix = match config.prefix.trim_matches('/') {
             "" => String::new(),
             prefix => format!("{prefix}/"),
@@ -42,7 +47,7 @@ impl S3Store {
         let chores = TaskTracker::new();
         // Closed from the start: it goes on taking chores, and waiting for it means waiting until none is left.
         chores.close();
-        Ok(Self { client, prefix, chores })
+        Ok(Self { clients, prefix, chores })
     }
 
     pub(super) async fn put_stream<R>(&self, key: &Key, mut reader: R) -> Result<Stored, ObjectError>
@@ -53,7 +58,8 @@ impl S3Store {
         if part.len() < PART {
             return self.put_small(key, part).await;
         }
-        let mut upload = Upload::begin(&self.client, &self.chores, self.path(key), content_type(key)).await?;
+        let mut upload =
+            Upload::begin(&self.client(), &self.chores, self.path(key), content_type(key)).await?;
         let mut bytes = 0;
         while !part.is_empty() {
             bytes += part.len() as u64;
@@ -67,21 +73,22 @@ impl S3Store {
     }
 
     pub(super) async fn get_stream(&self, key: &Key) -> Result<ObjectReader, ObjectError> {
-        let response = self.client.send(Op::Read, &self.path(key), Command::GetObject, Bytes::new()).await?;
+        let response =
+            self.client().send(Op::Read, &self.path(key), Command::GetObject, Bytes::new()).await?;
         let stream = response.bytes_stream().map_err(std::io::Error::other);
         Ok(Box::new(StreamReader::new(Box::pin(stream))))
     }
 
     pub(super) async fn read(&self, key: &Key) -> Result<Bytes, ObjectError> {
-        self.client.call(Op::Read, &self.path(key), Command::GetObject, Bytes::new()).await
+        self.client().call(Op::Read, &self.path(key), Command::GetObject, Bytes::new()).await
     }
 
     pub(super) async fn delete(&self, key: &Key) -> Result<(), ObjectError> {
-        self.client.call(Op::Delete, &self.path(key), Command::DeleteObject, Bytes::new()).await.map(drop)
+        self.client().call(Op::Delete, &self.path(key), Command::DeleteObject, Bytes::new()).await.map(drop)
     }
 
     pub(super) fn location(&self, key: &Key) -> String {
-        self.client.location(&self.path(key))
+        self.client().location(&self.path(key))
     }
 
     pub(super) async fn settle(&self) {
@@ -96,13 +103,25 @@ impl S3Store {
             custom_headers: None,
             multipart: None,
         };
-        self.client.call(Op::Write, &self.path(key), command, body).await?;
+        self.client().call(Op::Write, &self.path(key), command, body).await?;
         Ok(Stored { bytes: content.len() as u64 })
+    }
+
+    /// With the keys and authorities of now.
+    fn client(&self) -> Arc<Client> {
+        Arc::clone(&self.clients.get())
     }
 
     fn path(&self, key: &Key) -> String {
         format!("{}{key}", self.prefix)
     }
+}
+
+/// What a client is made of; the keys of the environment never change.
+fn stamps(config: &S3Config) -> Vec<Stamp> {
+    let keys = [&config.access_key, &config.secret_key].into_iter().filter(|key| key.file().is_some());
+    let authorities = Some(config.ca_file.as_path()).filter(|path| !path.as_os_str().is_empty());
+    keys.map(Stamp::of_secret).chain(authorities.map(Stamp::of_file)).collect()
 }
 
 /// Reads a whole part; a shorter one is the last.

@@ -3,6 +3,7 @@
 use super::{
     Api,
     fields::{Place, Query, id, name, number, one_of},
+    guard::Client,
     problem::Problem,
 };
 use crate::store::{
@@ -88,16 +89,18 @@ pub(super) async fn hold(
     State(api): State<Api>,
     place: Place,
     query: Query,
+    client: Client,
 ) -> Result<Json<Steered>, Problem> {
-    steer(&api, place, query, Steer::Hold).await
+    steer(&api, place, query, client, Steer::Hold).await
 }
 
 pub(super) async fn release(
     State(api): State<Api>,
     place: Place,
     query: Query,
+    client: Client,
 ) -> Result<Json<Steered>, Problem> {
-    steer(&api, place, query, Steer::Release).await
+    steer(&api, place, query, client, Steer::Release).await
 }
 
 /// Its failed rows run again; the answer does not wait for them.
@@ -105,8 +108,9 @@ pub(super) async fn redrive(
     State(api): State<Api>,
     place: Place,
     query: Query,
+    client: Client,
 ) -> Result<Json<Steered>, Problem> {
-    steer(&api, place, query, Steer::Redrive).await
+    steer(&api, place, query, client, Steer::Redrive).await
 }
 
 /// Nothing more of it starts; it has ended when no worker holds a block of it. The answer does not wait for that.
@@ -114,14 +118,21 @@ pub(super) async fn abort(
     State(api): State<Api>,
     place: Place,
     query: Query,
+    client: Client,
 ) -> Result<Json<Steered>, Problem> {
-    steer(&api, place, query, Steer::Abort).await
+    steer(&api, place, query, client, Steer::Abort).await
 }
 
-async fn steer(api: &Api, place: Place, query: Query, what: Steer) -> Result<Json<Steered>, Problem> {
+async fn steer(
+    api: &Api,
+    place: Place,
+    query: Query,
+    client: Client,
+    what: Steer,
+) -> Result<Json<Steered>, Problem> {
     query.done()?;
     let id = place.id()?;
-    steering::steer(&*api.client().await?, id, what).await?;
+    steering::steer(&*api.client().await?, id, what, client.name()).await?;
     let batch = find(api, id).await?;
     let state = if batch.aborting { "aborting".to_owned() } else { batch.state };
     Ok(Json(Steered { id, state }))

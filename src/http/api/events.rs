@@ -29,9 +29,11 @@ pub(super) async fn events(
     let id = place.id()?;
     let slot = api.follower_slot()?;
     let first = find(&api, id).await?;
-    let stop = api.stop.clone();
+    // A follower that comes back gets the present state first, so the end of a stream loses nothing.
+    let (stop, longest) = (api.stop.clone(), api.config.download_timeout);
+    let over = async move { tokio::time::timeout(longest, stop.cancelled_owned()).await };
     let follower = Follower { api, id, last: None, next: Some(first), ended: false, _slot: slot };
-    let events = stream::unfold(follower, Follower::step).take_until(stop.cancelled_owned());
+    let events = stream::unfold(follower, Follower::step).take_until(Box::pin(over));
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(SIGN_OF_LIFE)))
 }
 

@@ -2,7 +2,7 @@
 //! name nobody knows is one.
 
 use super::problem::{Mistake, Problem};
-use crate::{flow::input::check, json::Json, queue};
+use crate::{flow::input::check, json::Json, queue, store::tasks};
 use axum::{
     extract::{FromRequestParts, RawPathParams},
     http::{HeaderMap, request::Parts},
@@ -109,6 +109,10 @@ impl Query {
 
     pub(super) fn flag(&mut self, name: &str) -> bool {
         self.one(name, one_of(&["true", "false"])).is_some_and(|word| word == "true")
+    }
+
+    pub(super) fn refuse(&mut self, name: &str, problem: &str) {
+        self.blame(name, problem);
     }
 
     /// Everything that was asked for has been taken: what is left is a mistake.
@@ -267,12 +271,21 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The same, where nought makes no sense.
+/// How long an attempt may take.
 pub(super) fn time_limit(text: &str) -> Result<Duration, String> {
     match duration(text)? {
+        limit if limit > tasks::LONGEST_TIMEOUT => Err("must be at most 24 days".into()),
         limit if limit < Duration::from_millis(1) => Err("must be at least 1ms".into()),
         limit => Ok(limit),
     }
+}
+
+pub(super) fn priority(text: &str) -> Result<i32, String> {
+    number(*tasks::PRIORITIES.start(), *tasks::PRIORITIES.end())(text)
+}
+
+pub(super) fn max_attempts(text: &str) -> Result<i32, String> {
+    number(1, tasks::MOST_ATTEMPTS)(text)
 }
 
 /// JSON in a text.

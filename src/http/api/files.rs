@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     flow::{
-        export::{ExportError, Format, Taker, export},
+        export::{Cells, ExportError, Format, Taker, export},
         outputs::Manifest,
     },
     json::Json,
@@ -55,7 +55,7 @@ pub(super) async fn download(
     query.done()?;
     let (id, name) = (place.id()?, place.word("file")?);
     let absent = || Problem::not_found(&format!("output file of this name in batch {id}"));
-    let slot = api.stream_slot()?;
+    let slot = api.download_slot()?;
     let outputs = find(&api, id).await?.outputs.ok_or_else(absent)?;
     let manifest = manifest(&api, &outputs).await?;
     let file = manifest.files.into_iter().find(|file| file.name == name).ok_or_else(absent)?;
@@ -97,14 +97,16 @@ pub(super) async fn rows(
 ) -> Result<Response, Problem> {
     let id = place.id()?;
     let rows = query.one("rows", one_of(&["failed", "all"]));
-    let format = query.one("format", one_of(&["csv", "ndjson"]));
+    let format = query.one("format", one_of(&["csv", "ndjson", "spreadsheet"]));
     query.done()?;
+    const CSV: &str = "text/csv; charset=utf-8";
     let rows = if rows == Some("failed") { Rows::Failed } else { Rows::All };
     let (format, media_type) = match format {
         Some("ndjson") => (Format::Ndjson, "application/x-ndjson"),
-        _ => (Format::Csv, "text/csv; charset=utf-8"),
+        Some("spreadsheet") => (Format::Csv(Cells::ForSpreadsheets), CSV),
+        _ => (Format::Csv(Cells::AsTheyAre), CSV),
     };
-    let slot = api.stream_slot()?;
+    let slot = api.download_slot()?;
     find(&api, id).await?;
     let mut stream = Box::pin(exported(api, id, rows, format, slot));
     // The first piece before the head: what goes wrong at the beginning is told as a problem.
@@ -127,7 +129,7 @@ fn exported(
     let (pieces, received) = mpsc::channel(2);
     let writing = async move {
         let _slot = slot;
-        let mut client = api.stream_client().await.map_err(Failed::Before)?;
+        let mut client = api.export_client().await.map_err(Failed::Before)?;
         let mut out = Out(pieces);
         export(&mut client, id, rows, format, &mut out).await.map_err(Failed::Export)
     };

@@ -3,15 +3,33 @@
 //! Without tokens the machine itself is the boundary: only loopback is answered, and only when it is called by its own
 //! name, so that no web page gets here by a name of its own that leads to 127.0.0.1.
 
-use super::{Api, problem::Problem, tokens::Scope};
-use crate::http::Peer;
+use super::{Api, fields::Place, problem::Problem, rate, tokens::Scope};
+use crate::{http::Peer, loopback::is_loopback};
 use axum::{
-    extract::{ConnectInfo, Request, State},
-    http::{HeaderMap, HeaderValue, Method, StatusCode, header, request::Parts},
+    extract::{ConnectInfo, FromRequestParts, Request, State},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use std::{net::IpAddr, time::Instant};
+use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Instant};
+
+/// The name of the token that a request came with; none where no token is needed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Client(Option<Arc<str>>);
+
+impl Client {
+    pub(super) fn name(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Client {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned().unwrap_or_default())
+    }
+}
 
 pub(super) async fn guard(
     State(api): State<Api>,
@@ -25,12 +43,28 @@ pub(super) async fn guard(
         .get::<axum::extract::MatchedPath>()
         .map_or("unknown", |path| path.as_str())
         .to_owned();
-    let (parts, body) = request.into_parts();
-    let admitted = admit(&api, peer.0.ip(), &parts).await;
-    let mut response = match admitted.and_then(|()| api.request_slot()) {
-        Ok(_slot) => next.run(Request::from_parts(parts, body)).await,
+    let (mut parts, body) = request.into_parts();
+    let subject = subject(&mut parts).await;
+    let admitted = admit(&api, peer.0.ip(), &mut parts).await;
+    let client = parts.extensions.get::<Client>().cloned();
+    // A request of which nothing is known is no news: any stranger can send a thousand of them.
+    let is_change = wanted_by(&method) == Scope::Write && (client.is_some() || admitted.is_ok());
+    let mut response = match admitted.and_then(|()| api.request_slot(wanted_by(&method))) {
+        Ok(slot) => {
+            let mut response = next.run(Request::from_parts(parts, body)).await;
+            response.extensions_mut().insert(slot);
+            response
+        }
         Err(problem) => problem.into_response(),
     };
+    if is_change {
+        let client = client.unwrap_or_default();
+        let made =
+            || response.headers().get(header::LOCATION)?.to_str().ok()?.rsplit('/').next().map(str::to_owned);
+        let subject = subject.or_else(made).unwrap_or_default();
+        tracing::info!(client = client.name().unwrap_or("none"), peer = %peer.0.ip(), action = %method, path, subject,
+            status = response.status().as_u16(), "a client of the API asked for a change");
+    }
     let headers = response.headers_mut();
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
@@ -40,8 +74,29 @@ pub(super) async fn guard(
     response
 }
 
-async fn admit(api: &Api, peer: IpAddr, request: &Parts) -> Result<(), Problem> {
-    api.rates.take(peer).map_err(|wait| {
+/// The id or the queue that the path names, if it can be one.
+async fn subject(request: &mut Parts) -> Option<String> {
+    let place = Place::from_request_parts(request, &()).await.ok()?;
+    place.id().ok().map(|id| id.to_string()).or_else(|| place.name().ok())
+}
+
+/// Whether the request may come in. Whose token it has is kept with it.
+async fn admit(api: &Api, peer: IpAddr, request: &mut Parts) -> Result<(), Problem> {
+    let token = bearer(&request.headers).filter(|_| api.tokens.are_wanted());
+    let holder = match token {
+        Some(token) => api.tokens.holder_of(token).await,
+        None => None,
+    };
+    // Callers that we know count by their token. Behind a proxy all others have one address: they share what it may ask.
+    let caller = match (token, &holder) {
+        (Some(token), Some(_)) => rate::Client::of_token(token),
+        _ => rate::Client::of_address(peer),
+    };
+    let has_token = token.is_some();
+    if let Some(holder) = &holder {
+        request.extensions.insert(Client(Some(holder.name.clone())));
+    }
+    api.rates.take(caller).map_err(|wait| {
         let detail = "too many requests of one client (http.rate_limit); slow down";
         Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", detail)
             .retry_after(wait.as_secs_f64().ceil() as u64)
@@ -56,22 +111,23 @@ async fn admit(api: &Api, peer: IpAddr, request: &Parts) -> Result<(), Problem> 
     if !api.tokens.are_wanted() {
         return admit_local(api, request);
     }
-    let wanted = match request.method {
+    match holder {
+        None if !has_token => Err(unauthorized("Bearer", "a token is needed: Authorization: Bearer TOKEN")),
+        None => Err(unauthorized("Bearer error=\"invalid_token\"", "the token is not one of this API")),
+        Some(holder) if holder.scope < wanted_by(&request.method) => Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            "insufficient_scope",
+            "this token may read only (http.read_tokens_file); this needs one that may write",
+        )
+        .with(header::WWW_AUTHENTICATE, "Bearer error=\"insufficient_scope\", scope=\"write\"")),
+        Some(_) => Ok(()),
+    }
+}
+
+fn wanted_by(method: &Method) -> Scope {
+    match *method {
         Method::GET | Method::HEAD | Method::OPTIONS => Scope::Read,
         _ => Scope::Write,
-    };
-    match bearer(&request.headers) {
-        None => Err(unauthorized("Bearer", "a token is needed: Authorization: Bearer TOKEN")),
-        Some(token) => match api.tokens.scope_of(token).await {
-            None => Err(unauthorized("Bearer error=\"invalid_token\"", "the token is not one of this API")),
-            Some(scope) if scope < wanted => Err(Problem::new(
-                StatusCode::FORBIDDEN,
-                "insufficient_scope",
-                "this token may read only (http.read_tokens_file); this needs one that may write",
-            )
-            .with(header::WWW_AUTHENTICATE, "Bearer error=\"insufficient_scope\", scope=\"write\"")),
-            Some(_) => Ok(()),
-        },
     }
 }
 
@@ -91,8 +147,12 @@ fn admit_local(api: &Api, request: &Parts) -> Result<(), Problem> {
                       http.read_tokens_file), or http.listen to 127.0.0.1";
         return Err(Problem::new(StatusCode::FORBIDDEN, "tokens_required", detail));
     }
-    let host = host_of(request).unwrap_or_default();
-    if is_of_this_machine(host) {
+    if is_forwarded(&request.headers) {
+        let detail = "without tokens the API answers to this machine alone, and a proxy has passed this request on; set \
+                      http.write_tokens_file";
+        return Err(Problem::new(StatusCode::FORBIDDEN, "forwarded", detail));
+    }
+    if is_addressed_here(&request.headers, &request.uri) {
         return Ok(());
     }
     let detail = "without tokens the API answers to localhost and loopback addresses only; set \
@@ -100,12 +160,19 @@ fn admit_local(api: &Api, request: &Parts) -> Result<(), Problem> {
     Err(Problem::new(StatusCode::FORBIDDEN, "foreign_host", detail))
 }
 
-fn host_of(request: &Parts) -> Option<&str> {
-    let authority = match request.headers.get(header::HOST) {
-        Some(host) => host.to_str().ok()?,
-        None => request.uri.authority()?.as_str(),
+/// Whether a proxy says that it passes the request on for another machine.
+pub(in crate::http) fn is_forwarded(headers: &HeaderMap) -> bool {
+    let mut names = headers.keys().map(header::HeaderName::as_str);
+    names.any(|name| name.starts_with("x-forwarded-") || ["forwarded", "x-real-ip", "via"].contains(&name))
+}
+
+/// Whether the request names this machine by a name of its own.
+pub(in crate::http) fn is_addressed_here(headers: &HeaderMap, uri: &Uri) -> bool {
+    let authority = match headers.get(header::HOST) {
+        Some(host) => host.to_str().ok(),
+        None => uri.authority().map(|authority| authority.as_str()),
     };
-    Some(without_port(authority))
+    authority.is_some_and(|authority| is_loopback(without_port(authority)))
 }
 
 fn without_port(authority: &str) -> &str {
@@ -113,11 +180,6 @@ fn without_port(authority: &str) -> &str {
         Some((address, _)) => address,
         None => authority.split(':').next().unwrap_or_default(),
     }
-}
-
-fn is_of_this_machine(host: &str) -> bool {
-    host.eq_ignore_ascii_case("localhost")
-        || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 /// Browsers say which site a request comes from. No other site than this one has any business here.
@@ -164,16 +226,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_this_machine_are_its_own() {
-        for host in
-            ["127.0.0.1:9464", "127.9.9.9", "localhost", "LOCALHOST:1", "[::1]:9464", "[::ffff:127.0.0.1]"]
-        {
-            assert!(is_of_this_machine(without_port(host)), "{host}");
+    fn a_port_is_no_part_of_a_name() {
+        for host in ["127.0.0.1:9464", "LOCALHOST:1", "[::1]:9464", "[::ffff:127.0.0.1]"] {
+            assert!(is_loopback(without_port(host)), "{host}");
         }
-        for host in
-            ["", "rebind.example", "localhost.example:9464", "10.0.0.1", "127.0.0.1.example", "[2001:db8::1]"]
-        {
-            assert!(!is_of_this_machine(without_port(host)), "{host}");
+        for host in ["localhost.example:9464", "127.0.0.1.example", "[2001:db8::1]:9464"] {
+            assert!(!is_loopback(without_port(host)), "{host}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::{
     Api,
     fields::{Place, Query},
+    guard::Client,
     problem::Problem,
 };
 use crate::{
@@ -59,10 +60,11 @@ pub(super) async fn pause(
     State(api): State<Api>,
     place: Place,
     query: Query,
+    client: Client,
 ) -> Result<Json<Steered>, Problem> {
     query.done()?;
     let name = place.name()?;
-    queues::pause(&**api.client().await?, &name).await?;
+    queues::pause(&**api.client().await?, &name, client.name()).await?;
     Ok(Json(Steered { name, paused: true }))
 }
 
@@ -70,10 +72,11 @@ pub(super) async fn resume(
     State(api): State<Api>,
     place: Place,
     query: Query,
+    client: Client,
 ) -> Result<Json<Steered>, Problem> {
     query.done()?;
     let name = place.name()?;
-    queues::resume(&**api.client().await?, &name).await?;
+    queues::resume(&**api.client().await?, &name, client.name()).await?;
     Ok(Json(Steered { name, paused: false }))
 }
 

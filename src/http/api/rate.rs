@@ -1,5 +1,6 @@
-//! How often one client may ask: a bucket of tokens for each address, and a bound on how many addresses are kept.
+//! How often one client may ask: a bucket for each token and for each address of those without one, and a bound on how many are kept.
 
+use sha2::{Digest, Sha256};
 use std::{
     collections::HashMap,
     net::IpAddr,
@@ -20,7 +21,9 @@ pub(crate) struct Rates {
 
 /// Who counts as one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Client {
+pub(crate) enum Client {
+    /// A caller that we know, by the beginning of its token's hash.
+    Token([u8; 8]),
     V4([u8; 4]),
     /// A household has a network of this size, and all its addresses.
     V6([u8; 8]),
@@ -34,23 +37,22 @@ struct Bucket {
 }
 
 impl Rates {
-    /// Nought for no limit.
+    /// Zero for no limit.
     pub(crate) fn new(per_second: u32) -> Self {
         Self { per_second: f64::from(per_second), buckets: Mutex::default() }
     }
 
     /// Takes a turn, or says how long it is until there is one.
-    pub(crate) fn take(&self, address: IpAddr) -> Result<(), Duration> {
-        self.take_at(address, Instant::now())
+    pub(crate) fn take(&self, client: Client) -> Result<(), Duration> {
+        self.take_at(client, Instant::now())
     }
 
-    fn take_at(&self, address: IpAddr, now: Instant) -> Result<(), Duration> {
+    fn take_at(&self, mut client: Client, now: Instant) -> Result<(), Duration> {
         if self.per_second == 0.0 {
             return Ok(());
         }
         let most = (self.per_second * BURST_SECONDS).max(1.0);
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut client = client_of(address);
         if buckets.len() >= MOST_CLIENTS && !buckets.contains_key(&client) {
             // A bucket that is full again is as good as none.
             buckets.retain(|_, bucket| bucket.filled(now, self.per_second) < most);
@@ -74,13 +76,21 @@ impl Bucket {
     }
 }
 
-fn client_of(address: IpAddr) -> Client {
-    match address.to_canonical() {
-        IpAddr::V4(address) => Client::V4(address.octets()),
-        IpAddr::V6(address) => {
-            let mut network = [0; 8];
-            network.copy_from_slice(&address.octets()[..8]);
-            Client::V6(network)
+impl Client {
+    pub(crate) fn of_token(token: &str) -> Self {
+        let mut start = [0; 8];
+        start.copy_from_slice(&Sha256::digest(token)[..8]);
+        Self::Token(start)
+    }
+
+    pub(crate) fn of_address(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address.octets()),
+            IpAddr::V6(address) => {
+                let mut network = [0; 8];
+                network.copy_from_slice(&address.octets()[..8]);
+                Self::V6(network)
+            }
         }
     }
 }
@@ -89,8 +99,8 @@ fn client_of(address: IpAddr) -> Client {
 mod tests {
     use super::*;
 
-    fn address(last: u8) -> IpAddr {
-        IpAddr::from([192, 0, 2, last])
+    fn address(last: u8) -> Client {
+        Client::of_address(IpAddr::from([192, 0, 2, last]))
     }
 
     #[test]
@@ -105,9 +115,9 @@ mod tests {
     }
 
     #[test]
-    fn one_network_is_one_client_and_nought_is_no_limit() {
+    fn one_network_is_one_client_and_zero_is_no_limit() {
         let (rates, now) = (Rates::new(1), Instant::now());
-        let at = |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last]);
+        let at = |last: u16| Client::of_address(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last]));
         assert!(rates.take_at(at(1), now).is_ok() && rates.take_at(at(2), now).is_ok());
         assert!(rates.take_at(at(3), now).is_err());
         assert!((0..1000).all(|_| Rates::new(0).take_at(at(1), now).is_ok()));
@@ -117,7 +127,7 @@ mod tests {
     fn the_clients_that_are_kept_have_a_bound() {
         let (rates, now) = (Rates::new(1), Instant::now());
         for n in 0..u32::try_from(MOST_CLIENTS).unwrap() + 100 {
-            let _ = rates.take_at(IpAddr::from(n.to_be_bytes()), now);
+            let _ = rates.take_at(Client::of_address(IpAddr::from(n.to_be_bytes())), now);
         }
         assert!(rates.buckets.lock().unwrap().len() <= MOST_CLIENTS + 1);
     }

@@ -2,7 +2,7 @@
 
 use super::{
     Api,
-    fields::{Place, Query, idempotency_key, json_text, name, number, time_limit},
+    fields::{Place, Query, idempotency_key, json_text, max_attempts, name, priority, time_limit},
     guard::{media_type, unsupported},
     problem::Problem,
     upload::{bridge, refuse_encodings},
@@ -33,8 +33,8 @@ pub(super) async fn submit(
     let order = order(&mut query, &headers)?;
     let input = Input::read(&mut query, &headers)?;
     query.done()?;
-    let _slot = api.stream_slot()?;
-    let mut client = api.stream_client().await?;
+    let _slot = api.upload_slot()?;
+    let mut client = api.upload_client().await?;
     let (source, pump) = bridge(body, api.patience());
     let given = Given { source, format: input.format, limits: api.limits, exported: input.exported };
     let submitting = submit::submit(&mut client, &order, given, Meter::default());
@@ -52,16 +52,18 @@ pub(super) async fn append(
     body: Body,
 ) -> Result<Response, Problem> {
     let id = place.id()?;
+    let key = idempotency_key(&headers)?;
     let input = Input::read(&mut query, &headers)?;
     query.done()?;
-    let _slot = api.stream_slot()?;
-    let mut client = api.stream_client().await?;
+    let _slot = api.upload_slot()?;
+    let mut client = api.upload_client().await?;
     if batches::progress(&**client, id).await?.is_none() {
         return Err(Problem::not_found(&format!("batch {id}")));
     }
     let (source, pump) = bridge(body, api.patience());
     let given = Given { source, format: input.format, limits: api.limits, exported: input.exported };
-    let appended = pump.drive(submit::append(&mut client, id, given, Meter::default())).await?;
+    let appending = submit::append(&mut client, id, key.as_deref(), given, Meter::default());
+    let appended = pump.drive(appending).await?;
     Ok(Answer(appended).into_response())
 }
 
@@ -70,10 +72,10 @@ fn order(query: &mut Query, headers: &HeaderMap) -> Result<Order, Problem> {
         command: query.required("command", name),
         queue: query.one("queue", name),
         context: query.one("context", json_text).unwrap_or_else(|| Json::from_text("{}")),
-        priority: query.one("priority", number(i32::MIN, i32::MAX)),
+        priority: query.one("priority", priority),
         idempotency_key: idempotency_key(headers)?,
         hold: query.flag("hold"),
-        max_attempts: query.one("max_attempts", number(1, i32::MAX)),
+        max_attempts: query.one("max_attempts", max_attempts),
         row_timeout: query.one("row_timeout", time_limit),
         max_failed: query.one("max_failed", max_failed).unwrap_or(MaxFailed::Rows(0)),
         on_done: query.one("on_done", name),
@@ -108,22 +110,45 @@ impl Input {
             let options = CsvOptions::new(delimiter.unwrap_or(usual), quote);
             options.map(Format::Csv).map_err(|error| Problem::mistake("delimiter", error.to_string()))
         };
-        let format = match media_type(headers).as_deref() {
-            Some("application/x-ndjson" | "application/ndjson" | "application/jsonl") => Format::Ndjson,
-            Some("application/json") => Format::JsonArray,
+        let media_type = media_type(headers);
+        let format = match media_type.as_deref() {
             Some("text/csv") => csv(',')?,
             Some("text/tab-separated-values") => csv('\t')?,
-            _ => {
-                return Err(unsupported(
+            other => other.and_then(json_type).ok_or_else(|| {
+                unsupported(
                     "rows come as application/x-ndjson, text/csv, text/tab-separated-values or application/json (one array)",
-                ));
-            }
+                )
+            })?,
         };
-        let charset = headers.get(header::CONTENT_TYPE).and_then(|value| charset(value.to_str().ok()?));
-        if charset.is_some_and(|charset| !["utf-8", "utf8", "us-ascii"].contains(&charset.as_str())) {
-            return Err(unsupported("the body must be UTF-8"));
-        }
+        refuse_charsets(headers)?;
         Ok(Self { format, exported: query.flag("exported") })
+    }
+}
+
+fn json_type(media_type: &str) -> Option<Format> {
+    match media_type {
+        "application/x-ndjson" | "application/ndjson" | "application/jsonl" => Some(Format::Ndjson),
+        "application/json" => Some(Format::JsonArray),
+        _ => None,
+    }
+}
+
+/// How a body of payloads is to be read.
+pub(super) fn json_format(headers: &HeaderMap) -> Result<Format, Problem> {
+    refuse_encodings(headers)?;
+    let format = media_type(headers).as_deref().and_then(json_type);
+    let format = format.ok_or_else(|| {
+        unsupported("payloads come as application/x-ndjson or application/json (one array)")
+    })?;
+    refuse_charsets(headers)?;
+    Ok(format)
+}
+
+fn refuse_charsets(headers: &HeaderMap) -> Result<(), Problem> {
+    let charset = headers.get(header::CONTENT_TYPE).and_then(|value| charset(value.to_str().ok()?));
+    match charset.is_some_and(|charset| !["utf-8", "utf8", "us-ascii"].contains(&charset.as_str())) {
+        true => Err(unsupported("the body must be UTF-8")),
+        false => Ok(()),
     }
 }
 

@@ -3,14 +3,22 @@
 use super::{
     Api,
     batches::Steered,
-    fields::{Object, Place, Query, duration, id, idempotency_key, key, name, number, one_of, time_limit},
+    fields::{
+        Object, Place, Query, duration, id, idempotency_key, key, max_attempts, name, number, one_of,
+        priority, time_limit,
+    },
+    guard::Client,
     problem::Problem,
-    submit::traceparent,
-    upload::json_body,
+    submit::{json_format, traceparent},
+    upload::{bridge, json_body},
 };
 use crate::{
+    flow::{
+        enqueue,
+        submit::{Given, Meter},
+    },
     json::Json,
-    store::tasks::{self, Filter, NewTask, Shown, Steer},
+    store::tasks::{self, Filter, NewTask, NewTasks, Shown, Steer},
 };
 use axum::{
     Json as Answer,
@@ -50,36 +58,73 @@ pub(super) async fn enqueue(
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], answer).into_response())
 }
 
+pub(super) async fn enqueue_many(
+    State(api): State<Api>,
+    headers: HeaderMap,
+    mut query: Query,
+    body: Body,
+) -> Result<Response, Problem> {
+    let task = new_tasks(&mut query, &headers);
+    if headers.contains_key("idempotency-key") {
+        query.refuse("idempotency-key", "is not taken here: a repeat enqueues the tasks again");
+    }
+    let format = json_format(&headers)?;
+    query.done()?;
+    let _slot = api.upload_slot()?;
+    let mut client = api.upload_client().await?;
+    let (source, pump) = bridge(body, api.patience());
+    let given = Given { source, format, limits: api.limits, exported: false };
+    let enqueuing = enqueue::enqueue_many(&mut client, &task, given, Meter::default());
+    let enqueued = pump.drive(enqueuing).await?;
+    Ok((StatusCode::CREATED, Answer(enqueued)).into_response())
+}
+
+fn new_tasks(query: &mut Query, headers: &HeaderMap) -> NewTasks {
+    let task = NewTasks {
+        command: query.required("command", name),
+        queue: query.one("queue", name),
+        priority: query.one("priority", priority),
+        delay: query.one("delay", duration),
+        run_at: query.one("run_at", moment),
+        max_attempts: query.one("max_attempts", max_attempts),
+        timeout: query.one("timeout", time_limit),
+        on_child_failure: query.one("on_child_failure", one_of(FAILURES)).unwrap_or(FAILURES[0]).to_owned(),
+        traceparent: traceparent(headers),
+    };
+    if task.delay.is_some() && task.run_at.is_some() {
+        query.refuse("delay", BOTH_TIMES);
+    }
+    task
+}
+
+const FAILURES: &[&str] = &["wait", "abort_siblings"];
+const BOTH_TIMES: &str = "stands beside run_at; give one of them";
+
+fn moment(text: &str) -> Result<jiff::Timestamp, String> {
+    text.parse().map_err(|_| "must be a moment such as 2026-12-24T18:00:00Z".to_owned())
+}
+
 fn new_task(body: &[u8], most: usize) -> Result<NewTask, Problem> {
     let mut object = Object::parse(body)?;
-    let number = |n: i64, least: i32| match i32::try_from(n) {
-        Ok(n) if n >= least => Ok(n),
-        _ => Err(format!("must be a whole number from {least} to {}", i32::MAX)),
-    };
     object.required("command");
     let task = NewTask {
         command: object.text("command", name).unwrap_or_default(),
         payload: object.json("payload").unwrap_or_else(|| Json::from_text("{}")),
         queue: object.text("queue", name),
-        priority: object.one("priority", "a whole number", |n| number(n, i32::MIN)),
+        priority: object.one("priority", "a whole number", |n: i64| priority(&n.to_string())),
         delay: object.text("delay", duration),
-        run_at: object.text("run_at", |text| {
-            text.parse().map_err(|_| "must be a moment such as 2026-12-24T18:00:00Z".to_owned())
-        }),
-        max_attempts: object.one("max_attempts", "a whole number", |n| number(n, 1)),
+        run_at: object.text("run_at", moment),
+        max_attempts: object.one("max_attempts", "a whole number", |n: i64| max_attempts(&n.to_string())),
         timeout: object.text("timeout", time_limit),
         dedup_key: object.text("dedup_key", key),
         dedup_replace: object.one("replace", "true or false", Ok).unwrap_or_default(),
         after: object.one("after", "an array of ids", after).unwrap_or_default(),
-        on_child_failure: object
-            .text("on_child_failure", one_of(&["wait", "abort_siblings"]))
-            .unwrap_or("wait")
-            .to_owned(),
+        on_child_failure: object.text("on_child_failure", one_of(FAILURES)).unwrap_or(FAILURES[0]).to_owned(),
         idempotency_key: None,
         traceparent: None,
     };
     if task.delay.is_some() && task.run_at.is_some() {
-        object.refuse("delay", "stands beside run_at; give one of them");
+        object.refuse("delay", BOTH_TIMES);
     }
     if task.dedup_replace && task.dedup_key.is_none() {
         object.refuse("replace", "needs a dedup_key");
@@ -139,21 +184,29 @@ pub(super) async fn abort(
     State(api): State<Api>,
     place: Place,
     query: Query,
+    client: Client,
 ) -> Result<Answer<Steered>, Problem> {
-    steer(&api, place, query, Steer::Abort).await
+    steer(&api, place, query, client, Steer::Abort).await
 }
 
 pub(super) async fn retry(
     State(api): State<Api>,
     place: Place,
     query: Query,
+    client: Client,
 ) -> Result<Answer<Steered>, Problem> {
-    steer(&api, place, query, Steer::Retry).await
+    steer(&api, place, query, client, Steer::Retry).await
 }
 
-async fn steer(api: &Api, place: Place, query: Query, what: Steer) -> Result<Answer<Steered>, Problem> {
+async fn steer(
+    api: &Api,
+    place: Place,
+    query: Query,
+    client: Client,
+    what: Steer,
+) -> Result<Answer<Steered>, Problem> {
     query.done()?;
     let id = place.id()?;
-    let state = tasks::steer(&**api.client().await?, id, what).await?;
+    let state = tasks::steer(&**api.client().await?, id, what, client.name()).await?;
     Ok(Answer(Steered { id, state }))
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use reqwest::{Certificate, Method, Response, redirect};
 use s3::command::{Command, HttpMethod};
 use s3::creds::Credentials;
@@ -23,6 +23,10 @@ use crate::objects::error::{ObjectError, Op};
 
 /// A server that does not take a connection in this time will not take it later either.
 const CONNECT: Duration = Duration::from_secs(10);
+
+/// What is read into memory: an answer (a manifest is the largest), and the reason of a refusal.
+const LARGEST_ANSWER: usize = 64 << 20;
+const LARGEST_REFUSAL: usize = 64 << 10;
 
 /// Putting the parts of an upload together may take the server this many times as long as any other answer.
 const ASSEMBLY: u32 = 10;
@@ -82,7 +86,7 @@ impl Client {
             return Ok(response);
         }
         let status = response.status().as_u16();
-        let body = response.bytes().await.map_err(|error| self.broken(op, &at, &error, client.silence))?;
+        let body = self.whole(op, &at, response, LARGEST_REFUSAL, client.silence).await?;
         Err(self.refused(op, path, status, Refusal::read(&body)))
     }
 
@@ -95,8 +99,29 @@ impl Client {
         body: Bytes,
     ) -> Result<Bytes, ObjectError> {
         let response = self.send(op, path, command, body).await?;
-        let silence = self.http.silence;
-        response.bytes().await.map_err(|error| self.broken(op, &self.location(path), &error, silence))
+        self.whole(op, &self.location(path), response, LARGEST_ANSWER, self.http.silence).await
+    }
+
+    /// The body of an answer. One of more than `most` bytes is none of S3's: what follows is not read.
+    async fn whole(
+        &self,
+        op: Op,
+        at: &str,
+        mut response: Response,
+        most: usize,
+        silence: Duration,
+    ) -> Result<Bytes, ObjectError> {
+        let mut body = BytesMut::new();
+        while let Some(piece) =
+            response.chunk().await.map_err(|error| self.broken(op, at, &error, silence))?
+        {
+            if body.len() + piece.len() > most {
+                let source = io::Error::other(format!("the answer has more than {most} bytes"));
+                return Err(ObjectError::Io { op, at: at.to_owned(), source });
+            }
+            body.extend_from_slice(&piece);
+        }
+        Ok(body.freeze())
     }
 
     async fn sign(&self, path: &str, command: Command<'_>, body: Bytes) -> Result<reqwest::Request, S3Error> {

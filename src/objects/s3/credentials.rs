@@ -7,13 +7,18 @@ use s3::creds::Credentials;
 
 use crate::objects::config::S3Config;
 use crate::objects::error::ObjectError;
+use crate::secret::Secret;
 
 pub(super) fn find(
     config: &S3Config,
     env: impl Fn(&str) -> Option<String>,
 ) -> Result<Credentials, ObjectError> {
     if !config.access_key.is_empty() {
-        return make(config.access_key.expose(), config.secret_key.expose(), None);
+        let now = |secret: &Secret| {
+            secret.current().map_err(|error| ObjectError::config("outputs.s3.access_key", error))
+        };
+        let (access, secret) = (now(&config.access_key)?, now(&config.secret_key)?);
+        return make(access.expose(), secret.expose(), None);
     }
     let set = |name| env(name).filter(|value| !value.is_empty());
     match (set("AWS_ACCESS_KEY_ID"), set("AWS_SECRET_ACCESS_KEY")) {
