@@ -13,6 +13,8 @@ pub const LONGEST_ASKED: Duration = Duration::from_secs(24 * 3600);
 pub struct Config {
     /// Tries in all, the first included.
     pub max_attempts: NonZeroU32,
+    /// The most tries in all that a submitter may ask for; what asks for more gets this.
+    pub limit: NonZeroU32,
     /// The wait before the second try; it doubles with each further one.
     #[serde(with = "humantime_serde")]
     pub base: Duration,
@@ -25,6 +27,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             max_attempts: NonZeroU32::new(3).expect("three is not zero"),
+            limit: NonZeroU32::new(100).expect("a hundred is not zero"),
             base: Duration::from_secs(1),
             max: Duration::from_secs(300),
         }
@@ -35,6 +38,13 @@ impl Config {
     pub(crate) fn check(&self, problems: &mut Problems) {
         problems.unless(!self.base.is_zero(), "retry.base", "must be above zero, or a failing row spins");
         problems.unless(self.base <= self.max, "retry.max", "must be at least retry.base");
+    }
+
+    /// How often a row or task is tried: what its submitter asked for, within the operator's limit, else `max_attempts`.
+    pub fn attempts_for(&self, asked: Option<i32>) -> i32 {
+        let (own, limit) = (self.max_attempts.get(), self.limit.max(self.max_attempts).get());
+        let own = i32::try_from(own).unwrap_or(i32::MAX);
+        asked.map_or(own, |asked| asked.min(i32::try_from(limit).unwrap_or(i32::MAX)))
     }
 
     /// The wait after try number `attempt` (from 1) has failed.
@@ -54,6 +64,15 @@ pub fn delay(base: Duration, max: Duration, attempt: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_submitter_asks_for_tries_within_the_operator_s_limit() {
+        let config = Config::default();
+        let tries = [None, Some(1), Some(7), Some(1_000)].map(|asked| config.attempts_for(asked));
+        assert_eq!(tries, [3, 1, 7, 100]);
+        let many = Config { max_attempts: NonZeroU32::new(200).unwrap(), ..config };
+        assert_eq!([None, Some(1_000)].map(|asked| many.attempts_for(asked)), [200, 200]);
+    }
 
     #[test]
     fn waits_double_up_to_the_cap_and_are_jittered_by_at_most_half() {

@@ -6,6 +6,8 @@ mod config;
 mod demo;
 mod dev;
 mod doctor;
+mod enqueue;
+mod events;
 mod handler;
 mod input;
 mod man;
@@ -77,8 +79,8 @@ enum Command {
     /// See and steer batches.
     #[command(subcommand)]
     Batch(Box<batch::BatchCommand>),
-    /// Enqueue one task.
-    Enqueue(Box<task::Enqueue>),
+    /// Enqueue a task, or one for each line of a file.
+    Enqueue(Box<enqueue::Enqueue>),
     /// See and steer a task.
     #[command(subcommand)]
     Task(task::TaskCommand),
@@ -90,6 +92,8 @@ enum Command {
     Why(why::Why),
     /// Watch queues, batches, workers and rates on a live screen.
     Top(top::Top),
+    /// List what operators did, and what Muster did unasked.
+    Events(events::Events),
     /// See who works here.
     #[command(subcommand)]
     Worker(worker::WorkerCommand),
@@ -156,6 +160,7 @@ impl Command {
             Self::Task(command) => command.execute(global).await,
             Self::Queue(command) => command.execute(global).await,
             Self::Why(command) => command.execute(global).await,
+            Self::Events(command) => command.execute(global).await,
             Self::Worker(command) => command.execute(global).await,
             Self::Handler(command) => command.execute(global).await,
             Self::Config(command) => command.execute(global),
@@ -201,10 +206,12 @@ impl Global {
         Ok(loaded)
     }
 
-    /// Before the first program of an `exec` handler is started: see to it that none outlives us.
+    /// Before the first program of an `exec` handler is started: see to it that none outlives us, or reads what we know.
     fn watch_over(config: &musterd::config::Config) {
         if config.handlers.values().any(|handler| handler.kind == musterd::handler::Kind::Exec) {
             musterd::handler::exec::watch::start();
+            musterd::handler::exec::reaper::start();
+            musterd::handler::exec::hide_own_memory();
         }
     }
 

@@ -3,6 +3,7 @@
 //! Each section is described beside what it configures. This file composes them, finds unknown keys,
 //! and checks what concerns more than one section.
 
+mod exposed;
 mod keys;
 mod layers;
 mod lines;
@@ -106,11 +107,23 @@ pub fn load(given: &Given) -> Result<Loaded, ConfigError> {
     let (sound, unsound): (Vec<&Leaf>, Vec<&Leaf>) =
         leaves.iter().partition(|leaf| is_sound(leaf, &mut problems));
     let mut config = assemble(&sound, &mut problems);
+    for leaf in &sound {
+        if let (Some(file), Some(secret)) = (&leaf.file, config.secret_at(&leaf.path))
+            && let Ok(read) = Secret::from_file(file)
+        {
+            // From here on it knows where it came from, and can be read again.
+            *secret = read;
+        }
+    }
     // A queue of which nothing could be read is there all the same.
     for queue in unsound.iter().filter(|leaf| leaf.path[0] == "queues").filter_map(|leaf| leaf.path.get(1)) {
         config.queues.entry(queue.clone()).or_default();
     }
     problems.extend(config.problems(&sound), |key| !is_beside_the_point(key, &unsound));
+    // Of values that will be used: beside an error they may be none.
+    if !problems.has_errors() {
+        exposed::check(&config, &sound, &mut problems);
+    }
     problems.locate(&leaves);
     if problems.has_errors() {
         return Err(ConfigError { problems });
@@ -216,12 +229,31 @@ fn shown(leaf: &Leaf) -> Shown {
             text().masked_url().into()
         }
         key if is_secret(key) && !text().is_empty() => REDACTED.into(),
+        key if key.starts_with("handlers.") && key.ends_with(".url") => text().masked_address().into(),
         _ => leaf.value.clone().try_deserialize().unwrap_or(serde_json::Value::Null),
     };
     Shown { key, value, source: leaf.source.clone() }
 }
 
 impl Config {
+    /// The secret of a key.
+    fn secret_at(&mut self, path: &[String]) -> Option<&mut Secret> {
+        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        match path.as_slice() {
+            ["database", "url"] => Some(&mut self.database.url),
+            ["database", "direct_url"] => self.database.direct_url.as_mut(),
+            ["redis", "url"] => Some(&mut self.redis.url),
+            ["outputs", "s3", "access_key"] => Some(&mut self.outputs.s3.access_key),
+            ["outputs", "s3", "secret_key"] => Some(&mut self.outputs.s3.secret_key),
+            ["handlers", name, "bearer_token"] => self.handlers.get_mut(*name)?.bearer_token.as_mut(),
+            ["handlers", name, "secret"] => self.handlers.get_mut(*name)?.secret.as_mut(),
+            ["handlers", name, "headers", header @ ..] => {
+                self.handlers.get_mut(*name)?.headers.get_mut(&header.join("."))
+            }
+            _ => None,
+        }
+    }
+
     /// What is wrong with values that are good each by itself.
     fn problems(&self, leaves: &[&Leaf]) -> Problems {
         let mut problems = Problems::default();

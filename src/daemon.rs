@@ -22,8 +22,14 @@ use crate::{
     handler::{BuildError, Registry},
     http,
     liveness::{
-        self, heartbeat::Heartbeat, identity::Identity, lease::Lease, presence::Presence, redis::StatusCache,
-        roll::Roll, session::Session,
+        self,
+        heartbeat::Heartbeat,
+        identity::Identity,
+        lease::Lease,
+        presence::Presence,
+        redis::StatusCache,
+        roll::{self, Roll},
+        session::Session,
     },
     metrics::{Metrics, Names},
     objects,
@@ -43,6 +49,7 @@ use crate::{
     upkeep::{
         reconcile::Reconcile,
         recovery::{self, Recovery},
+        registry,
         sweep::Sweep,
         timeouts::{self, Timeouts},
     },
@@ -52,7 +59,7 @@ use listener::Listener;
 use std::{
     collections::{HashMap, HashSet},
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -132,9 +139,9 @@ impl Daemon {
         let starting = async {
             // Whether it started or not: who has asked until then gets an answer.
             let _stop = stop.drop_guard();
-            Self::start(config, handlers, port, health, metrics).await
+            Box::pin(Self::start(config, handlers, port, health, metrics)).await
         };
-        tokio::join!(starting, serving).0
+        Box::pin(async { tokio::join!(starting, serving).0 }).await
     }
 
     async fn start(
@@ -166,7 +173,9 @@ impl Daemon {
         client.close().await;
         let presence = Presence::new(&metrics);
         let roll = match config.liveness.backend {
-            liveness::Backend::Redis => Some(Roll::open(&config.redis, &presence)?),
+            liveness::Backend::Redis => {
+                Some(Roll::open(&config.redis, &presence, config.liveness.heartbeat_ttl)?)
+            }
             liveness::Backend::Postgres => None,
         };
         let identity = Identity::new(worker);
@@ -252,6 +261,7 @@ impl Daemon {
             checks: checks.clone(),
             held: held.clone(),
             pace: Pace::default(),
+            task_pace: Pace::default(),
             retry: self.config.retry.clone(),
             max_crashes: i32::try_from(self.config.liveness.max_crashes).unwrap_or(i32::MAX),
             metrics: self.metrics.clone(),
@@ -277,6 +287,7 @@ impl Daemon {
                 idle: Arc::clone(&idle),
                 rival,
                 writable: writable.clone(),
+                session: session.clone(),
                 drain: stop.drain.clone(),
                 pulse: self.health.pulse(name),
             };
@@ -293,6 +304,7 @@ impl Daemon {
                 Ok(())
             });
         }
+        let given_up_by = Arc::downgrade(&bench);
         drop(bench);
         let batcher = batcher.watched(self.health.pulse("batcher"));
         let check_loop = check_loop.watched(self.health.pulse("completer"));
@@ -325,7 +337,7 @@ impl Daemon {
             }
         });
         add_sweep(&mut supervisor, &self.store, &self.config.completion, checks.clone(), &self.metrics);
-        self.add_upkeep(&mut supervisor, &session, &held, checks, watch);
+        self.add_upkeep(&mut supervisor, &session, &held, checks, watch, given_up_by);
         self.add_heartbeat(&mut supervisor, session, held, stop);
         let (port, health, metrics, api) = (self.port, self.health, self.metrics, self.api);
         supervisor.once("http", Stage::Http, |stop| async move {
@@ -342,6 +354,7 @@ impl Daemon {
         held: &Held,
         checks: Checks,
         watch: Watch,
+        bench: Weak<Bench>,
     ) {
         let (store, identity, metrics) = (self.store.clone(), self.identity.clone(), self.metrics.clone());
         let (config, lease) = (self.config.liveness.clone(), self.lease.clone());
@@ -360,6 +373,13 @@ impl Daemon {
             };
             tick(recovery, Rhythm::Every(recovery::LOOK_EVERY), stop)
         });
+        if let Some(roll) = self.roll.clone() {
+            let (store, every) = (self.store.clone(), self.config.liveness.recovery_interval);
+            supervisor.part("registry", Stage::Claim, move |stop| {
+                let (store, roll, cursor) = (store.clone(), roll.clone(), roll::FIRST_PAGE.to_owned());
+                tick(registry::Tidy { store, roll, cursor }, Rhythm::Every(every), stop)
+            });
+        }
         let (store, identity, metrics) = (self.store.clone(), self.identity.clone(), self.metrics.clone());
         let (held, every) = (held.clone(), self.config.liveness.reconcile_interval);
         supervisor.part("reconcile", Stage::Claim, move |stop| {
@@ -375,7 +395,7 @@ impl Daemon {
         });
         let metrics = self.metrics.clone();
         supervisor.part("timeouts", Stage::Upkeep, move |stop| {
-            let timeouts = Timeouts { watch: watch.clone(), metrics: metrics.clone() };
+            let timeouts = Timeouts { watch: watch.clone(), metrics: metrics.clone(), bench: bench.clone() };
             tick(timeouts, Rhythm::Every(timeouts::LOOK_EVERY), stop)
         });
     }

@@ -4,13 +4,14 @@ mod handlers;
 
 use crate::{
     config::{Config, Loaded},
+    http::api::tokens,
     liveness::{Backend, redis},
     objects,
     periodic::describe,
     store::{
         connect::OneShot,
         health,
-        migrate::{self, Fit, SchemaState},
+        migrate::{self, Fit, SchemaState, WorkerSchemaState},
         pooler,
     },
 };
@@ -59,6 +60,7 @@ pub async fn examine(loaded: &Loaded) -> Vec<Check> {
     checks.extend(postgres(config).await);
     checks.push(redis_check(config).await);
     checks.push(outputs(config).await);
+    checks.extend(tokens(config));
     checks.extend(handlers::examine(config).await);
     checks
 }
@@ -121,12 +123,23 @@ async fn inside(config: &Config, connection: &OneShot) -> Result<Vec<Check>, tok
     // Without a schema there is nothing to have rights on.
     if !missing {
         checks.push(rights(connection).await?);
+        checks.push(worker_schema(connection).await);
     }
     checks.push(clock(server.clock_offset));
     for setting in health::harmful_settings(connection, config.database.max_connections.get()).await? {
         checks.push(Check::warn(&setting.name, setting.found, setting.advice));
     }
     Ok(checks)
+}
+
+/// The names of another worker over our tables: good to have or not to have, but not half.
+async fn worker_schema(connection: &OneShot) -> Check {
+    const NAME: &str = "worker schema";
+    match migrate::worker_schema(connection).await {
+        Ok(state @ WorkerSchemaState::Outdated) => Check::warn(NAME, state.as_str(), "run `musterd migrate`"),
+        Ok(state) => Check::pass(NAME, state.as_str()),
+        Err(error) => Check::warn(NAME, describe(&error), "see the server's log"),
+    }
 }
 
 async fn rights(connection: &OneShot) -> Result<Check, tokio_postgres::Error> {
@@ -226,6 +239,24 @@ async fn outputs(config: &Config) -> Check {
             apart(NAME, &describe(&error), "; ", "mend [outputs]; batches with outputs wait until then")
         }
     }
+}
+
+/// The files of the API's tokens. One that cannot be read ends its tokens a minute later.
+fn tokens(config: &Config) -> Vec<Check> {
+    let files = [
+        ("http.read_tokens_file", &config.http.read_tokens_file),
+        ("http.write_tokens_file", &config.http.write_tokens_file),
+    ];
+    let set = files.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
+    set.map(|(key, path)| match tokens::examine(path) {
+        (valid, problems) if problems.is_empty() => Check::pass(key, format!("{valid} tokens")),
+        (valid, problems) => Check::fail(
+            key,
+            format!("{}; {valid} tokens are valid", problems.join("; ")),
+            "make it readable, UTF-8, at most 1 MiB, a line for each token: NAME:TOKEN",
+        ),
+    })
+    .collect()
 }
 
 /// A failure whose message ends with what to do: the two in their own columns.

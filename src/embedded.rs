@@ -17,12 +17,14 @@ use std::path::{Path, PathBuf};
 pub use binaries::{Binaries, find_binaries};
 use cluster::{Cluster, NAME};
 use directory::Directory;
+pub use directory::{outputs_dir, private_dir};
 pub use error::EmbeddedError;
 use pointer::Announcement;
 pub use pointer::{RunningDev, default_dir, discover, ephemeral_dir};
 use server::Server;
 pub use tether::Tether;
 use user::ServerUser;
+pub use user::ids_of;
 
 /// What kind of server to start, and where.
 #[derive(Clone, Debug)]

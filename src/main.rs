@@ -4,10 +4,13 @@ mod cli;
 
 use clap::Parser;
 use musterd::config::ConfigError;
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 /// The arguments or the configuration are wrong; clap uses the same.
 const USAGE: u8 = 2;
+
+/// How long calls that block may still take when everything else is over.
+const LAST_CALLS: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     // rustls has no provider of its own choice: every TLS connection of the process uses ring.
@@ -29,6 +32,8 @@ fn main() -> ExitCode {
     });
     #[cfg(feature = "otel")]
     musterd::spans::stop();
+    // A call that the system does not end (a file on a dead server, a name that is not answered) must not hold up the exit.
+    runtime.shutdown_timeout(LAST_CALLS);
     match ended {
         Ok(exit) => exit.into(),
         Err(error) => complain(&error),

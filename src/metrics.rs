@@ -168,8 +168,8 @@ impl Metrics {
         }
     }
 
-    pub fn count_task(&self, state: &str) {
-        self.tasks.get_or_create(&StateLabel { state: state.to_owned() }).inc();
+    pub fn count_tasks(&self, state: &str, count: u64) {
+        self.tasks.get_or_create(&StateLabel { state: state.to_owned() }).inc_by(count);
     }
 
     /// Who looks at what is not counted along the way; asked before each scrape, and bounded by itself.

@@ -80,10 +80,10 @@ pub async fn run<P: Periodic>(mut task: P, rhythm: Rhythm, stop: CancellationTok
 
 /// An error with everything that caused it, on one line.
 pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
+    let mut text = own_words(error);
     let mut cause = error.source();
     while let Some(inner) = cause {
-        let inner_text = inner.to_string();
+        let inner_text = own_words(inner);
         // What a pool says of a connection that failed is about the pool's own doings; the cause comes after it.
         let is_the_pools = inner.is::<deadpool_postgres::PoolError>() && inner.source().is_some();
         if !is_the_pools && !text.contains(&inner_text) {
@@ -92,6 +92,14 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
         cause = inner.source();
     }
     text
+}
+
+/// What PostgreSQL says, without its DETAIL, which quotes rows.
+fn own_words(error: &(dyn std::error::Error + 'static)) -> String {
+    match error.downcast_ref::<tokio_postgres::error::DbError>() {
+        Some(said) => format!("{}: {}", said.severity(), said.message()),
+        None => error.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -129,6 +137,25 @@ mod tests {
             }
             if word.is_empty() { Ok(Tally(0)) } else { Err(std::io::Error::other(word)) }
         }
+    }
+
+    #[test]
+    fn a_random_rhythm_keeps_between_its_two_waits_and_uses_all_of_them() {
+        let (least, most) = (Duration::from_secs(300), Duration::from_secs(600));
+        let waits: Vec<Duration> = (0..10_000).map(|_| Rhythm::Between(least, most).wait()).collect();
+        assert!(waits.iter().all(|wait| (least..=most).contains(wait)));
+        // Ten equal parts of the five minutes, each with about a thousand of the waits: none is preferred.
+        for part in 0..10 {
+            let from = least + Duration::from_secs(30) * part;
+            let count =
+                waits.iter().filter(|wait| (from..from + Duration::from_secs(30)).contains(*wait)).count();
+            assert!((800..=1_200).contains(&count), "{count} waits from {from:?} on");
+        }
+        assert!(
+            Rhythm::Between(least, most).first() >= least,
+            "replicas started together do not tick together"
+        );
+        assert_eq!(Rhythm::Between(most, least).wait(), most, "the wrong way round is not negative");
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use indicatif::{HumanBytes, HumanCount};
 use musterd::{
     config::Config,
+    embedded,
     flow::{
         input::{CsvOptions, Format, Limits},
         submit::{self, Given, MaxFailed, Meter, Order},
@@ -54,7 +55,7 @@ fn tempfile_in(dir: &Path) -> std::io::Result<()> {
 pub(super) async fn run(global: &Global, config: &Config, dir: &Path, rows: u32) -> Result<Exit> {
     let rate = |took: Duration| HumanCount((f64::from(rows) / took.as_secs_f64().max(1e-3)) as u64);
     let say = |text: String| if global.json { Ok(()) } else { screen::line(&text) };
-    let path = dir.join("demo.csv");
+    let path = embedded::private_dir(dir).join("demo.csv");
     let bytes = generate(&path, rows).with_context(|| format!("cannot write {}", path.display()))?;
     say(String::new())?;
     say(format!("generated   a CSV file of {} rows, {}", HumanCount(rows.into()), HumanBytes(bytes)))?;

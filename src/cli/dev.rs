@@ -9,11 +9,15 @@ use musterd::{
     embedded::{self, EmbeddedPostgres, Options},
     handler::Registry,
     http::HttpError,
+    secret::Secret,
     signal,
     store::{connect::Target, migrate},
     telemetry,
 };
 use std::{
+    fs::OpenOptions,
+    io::{ErrorKind, IsTerminal, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -42,13 +46,17 @@ pub(super) struct Dev {
     demo_rows: u32,
 }
 
+/// The file in the directory that holds the token of the HTTP API: every user of the machine can reach the port.
+const TOKEN: &str = "api-token";
+
 /// What the private PostgreSQL means for the configuration.
 pub(super) fn settings(url: &str, dir: &Path) -> Vec<(String, String)> {
     vec![
         ("database.url".into(), url.into()),
         ("liveness.backend".into(), "postgres".into()),
         ("outputs.store".into(), "file".into()),
-        ("outputs.dir".into(), dir.join("outputs").display().to_string()),
+        ("outputs.dir".into(), embedded::outputs_dir(dir).display().to_string()),
+        ("http.write_tokens_file".into(), dir.join(TOKEN).display().to_string()),
     ]
 }
 
@@ -106,6 +114,7 @@ impl Dev {
         server: &mut EmbeddedPostgres,
         stop: &signal::Stop,
     ) -> Result<Exit> {
+        make_token(&server.dir().join(TOKEN))?;
         let loaded = self.load(global, server.url(), server.dir())?;
         let config = loaded.config.clone();
         Global::watch_over(&config);
@@ -141,24 +150,44 @@ impl Dev {
         http: Option<std::net::SocketAddr>,
     ) -> Result<()> {
         let http = http.map(|address| format!("http://{address}"));
+        // Logs of other programs keep what they are given: the password is for a person's eyes alone.
+        let is_seen = std::io::stdout().is_terminal();
+        let url = if is_seen { server.url().to_owned() } else { Secret::new(server.url()).masked_url() };
+        let token = server.dir().join(TOKEN);
         if global.json {
             return screen::json(&serde_json::json!({
-                "url": server.url(), "dir": server.dir(), "pid": std::process::id(), "http": http, "migrated": applied,
+                "url": url, "dir": server.dir(), "pid": std::process::id(), "http": http, "token_file": token, "migrated": applied,
             }));
         }
-        screen::line(&format!("PostgreSQL  {}", server.url()))?;
+        screen::line(&format!("PostgreSQL  {url}"))?;
         screen::line(&format!("data        {}", server.dir().display()))?;
         screen::line(&format!("health      {}/readyz", http.unwrap_or_default()))?;
+        screen::line(&format!("API token   in {}", token.display()))?;
         if !self.demo {
             screen::line("")?;
             screen::line("Ready. In another terminal, try:")?;
             // As it was called: it may not be on the PATH.
             let musterd = std::env::args().next().unwrap_or_else(|| "musterd".into());
             screen::line(&format!("  seq 1000 | {musterd} submit - --command noop --wait"))?;
-            screen::line(&format!("  psql '{}'", server.url()))?;
+            if is_seen {
+                screen::line(&format!("  psql '{url}'"))?;
+            }
             screen::line("Ctrl-C drains the worker and stops everything.")?;
         }
         Ok(())
+    }
+}
+
+/// A token for this user, unless there is one from before.
+fn make_token(path: &Path) -> Result<()> {
+    let mut options = OpenOptions::new();
+    match options.write(true).create_new(true).mode(0o600).open(path) {
+        Ok(mut file) => {
+            let token = hex::encode(rand::random::<[u8; 24]>());
+            writeln!(file, "{token}").with_context(|| format!("cannot write {}", path.display()))
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot make {}", path.display())),
     }
 }
 

@@ -123,7 +123,12 @@ impl Test {
         for rows in rows.chunks(slice.min(rows.len().max(1))) {
             let mut running = handler::run_block(&*entry.handler, call, rows);
             while let Some(reports) = running.next().await {
-                verdicts.extend(reports.into_iter().flat_map(verdicts_of));
+                for report in reports {
+                    if let Report::Unavailable { error, .. } = &report {
+                        bail!("the handler cannot work now, and would be given no rows for a while: {error}");
+                    }
+                    verdicts.extend(verdicts_of(report));
+                }
             }
             if let Some(reason) = running.reason() {
                 bail!("{reason}");
@@ -173,7 +178,7 @@ fn verdicts_of(report: Report) -> Vec<Verdict> {
             lines.iter().map(|line| Verdict::of_row(line, Outcome::Succeeded(Done::default()))).collect()
         }
         // A rehearsal commits nothing.
-        Report::Committed { .. } | Report::NotHeld => Vec::new(),
+        Report::Committed { .. } | Report::NotHeld | Report::Unavailable { .. } => Vec::new(),
     }
 }
 

@@ -10,7 +10,7 @@ use musterd::flow::{
 use std::{
     fs::File,
     io::{Chain, Cursor, Read},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -27,7 +27,8 @@ pub(super) struct InputFile {
     /// CSV: what stands around a field.
     #[arg(long, value_name = "CHAR", default_value = "\"", value_parser = CsvOptions::character)]
     quote: char,
-    /// The file was written by `batch export`: take the inputs, leave _line, _state, _attempt, _error and _result out.
+    /// The file was written by `batch export`: take the inputs, leave _line, _state, _attempt, _error, _result, _started_at and
+    /// _run_seconds out.
     #[arg(long)]
     pub(super) exported: bool,
 }
@@ -45,17 +46,11 @@ pub(super) struct Opened {
 impl InputFile {
     /// What to call it.
     pub(super) fn shown(&self) -> String {
-        if self.file.as_os_str() == "-" { "standard input".into() } else { self.file.display().to_string() }
+        shown(&self.file)
     }
 
     pub(super) fn open(&self) -> Result<Opened> {
-        let (mut inner, size): (Box<dyn Read + Send>, _) = if self.file.as_os_str() == "-" {
-            (Box::new(std::io::stdin()), None)
-        } else {
-            let file = File::open(&self.file).with_context(|| format!("cannot open {}", self.shown()))?;
-            let size = file.metadata().ok().map(|metadata| metadata.len());
-            (Box::new(file), size)
-        };
+        let (mut inner, size) = open(&self.file)?;
         let mut head = Vec::new();
         Read::by_ref(&mut inner)
             .take(4096)
@@ -89,14 +84,44 @@ impl InputFile {
     }
 }
 
+/// What to call a file.
+pub(super) fn shown(file: &Path) -> String {
+    if file.as_os_str() == "-" { "standard input".into() } else { file.display().to_string() }
+}
+
+/// Opens a file, or standard input; its size, where that is known.
+pub(super) fn open(file: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>)> {
+    if file.as_os_str() == "-" {
+        return Ok((Box::new(std::io::stdin()), None));
+    }
+    let opened = File::open(file).with_context(|| format!("cannot open {}", shown(file)))?;
+    let size = opened.metadata().ok().map(|metadata| metadata.len());
+    Ok((Box::new(opened), size))
+}
+
 fn first_line_is_json(head: &[u8]) -> bool {
     let line = head.split(|byte| *byte == b'\n').find(|line| !line.trim_ascii().is_empty());
     line.and_then(|line| std::str::from_utf8(line).ok()).is_some_and(|line| check(line.trim()).is_ok())
 }
 
+/// What a bar says is being done, and to what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Activity {
+    verb: &'static str,
+    noun: &'static str,
+}
+
+pub(super) const SUBMITTING: Activity = Activity { verb: "submitting", noun: "rows" };
+pub(super) const ENQUEUING: Activity = Activity { verb: "enqueuing", noun: "tasks" };
+
 /// Shows how far `work` is until it is done: a bar on stderr, and only on a terminal.
-pub(super) async fn with_bar<T>(work: impl Future<Output = T>, meter: &Meter, size: Option<u64>) -> T {
-    let bar = bar_for(size);
+pub(super) async fn with_bar<T>(
+    what: Activity,
+    work: impl Future<Output = T>,
+    meter: &Meter,
+    size: Option<u64>,
+) -> T {
+    let bar = bar_for(what, size);
     let mut work = std::pin::pin!(work);
     let mut clock = tokio::time::interval(Duration::from_millis(100));
     loop {
@@ -107,21 +132,19 @@ pub(super) async fn with_bar<T>(work: impl Future<Output = T>, meter: &Meter, si
             }
             _ = clock.tick() => {
                 bar.set_position(meter.bytes());
-                bar.set_message(format!("{} rows", HumanCount(meter.rows())));
+                bar.set_message(format!("{} {}", HumanCount(meter.rows()), what.noun));
             }
         }
     }
 }
 
-fn bar_for(size: Option<u64>) -> ProgressBar {
-    let (bar, template) = match size {
-        Some(size) => (
-            ProgressBar::new(size),
-            "submitting {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {msg}",
-        ),
-        None => (ProgressBar::new_spinner(), "submitting {spinner} {bytes} {binary_bytes_per_sec} {msg}"),
+fn bar_for(what: Activity, size: Option<u64>) -> ProgressBar {
+    let (bar, progress) = match size {
+        Some(size) => (ProgressBar::new(size), "{wide_bar} {bytes}/{total_bytes}"),
+        None => (ProgressBar::new_spinner(), "{spinner} {bytes}"),
     };
-    match ProgressStyle::with_template(template) {
+    let template = format!("{} {progress} {{binary_bytes_per_sec}} {{msg}}", what.verb);
+    match ProgressStyle::with_template(&template) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }

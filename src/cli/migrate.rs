@@ -4,7 +4,7 @@ use super::{Exit, Global, screen};
 use anyhow::Result;
 use clap::Args;
 use musterd::store::{
-    migrate::{self, Fit},
+    migrate::{self, Fit, WorkerSchemaState},
     pooler,
 };
 use std::time::Duration;
@@ -14,6 +14,7 @@ Examples:
   musterd migrate --config musterd.toml
   musterd migrate --status
   musterd migrate --dry-run
+  musterd migrate --with-worker-schema
   musterd migrate --wait 10m     change nothing; return when the schema is there";
 
 #[derive(Debug, Args)]
@@ -25,9 +26,12 @@ pub(super) struct Migrate {
     /// Only print the SQL that would be run.
     #[arg(long)]
     dry_run: bool,
-    /// Change nothing: wait at most so long until somebody else has brought the schema up to date.
+    /// Change nothing: wait at most so long until another process has brought the schema up to date.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["status", "dry_run"])]
     wait: Option<Duration>,
+    /// Also install the schema worker: worker.tasks, worker.spawn and the other names of the STATBUS worker.
+    #[arg(long, conflicts_with_all = ["status", "wait"])]
+    with_worker_schema: bool,
 }
 
 impl Migrate {
@@ -41,22 +45,31 @@ impl Migrate {
             return status(global, &client).await;
         }
         if self.dry_run {
-            return dry_run(global, &client).await;
+            return dry_run(global, &client, self.with_worker_schema).await;
         }
         refuse_pooler(&loaded.config.database).await?;
-        let report = migrate::migrate(&mut client).await?;
+        let report = match self.with_worker_schema {
+            true => migrate::migrate_with_worker_schema(&mut client).await?,
+            false => migrate::migrate(&mut client).await?,
+        };
         if global.json {
             screen::json(&serde_json::json!({
                 "applied": report.applied.iter().map(|step| format!("V{}__{}", step.version, step.name)).collect::<Vec<_>>(),
                 "version": report.version,
+                "worker_schema": report.worker_schema,
             }))?;
-        } else if report.applied.is_empty() {
+            return Ok(Exit::Done);
+        }
+        if report.applied.is_empty() {
             screen::line(&format!("nothing to do: the database is at V{}", report.version))?;
         } else {
             for step in &report.applied {
                 screen::line(&format!("applied V{} {}", step.version, step.name))?;
             }
             screen::line(&format!("the database is at V{}", report.version))?;
+        }
+        if report.worker_schema == WorkerSchemaState::Installed {
+            screen::line("the schema worker is installed")?;
         }
         Ok(Exit::Done)
     }
@@ -74,7 +87,7 @@ async fn wait(global: &Global, client: &tokio_postgres::Client, limit: Duration)
     Ok(Exit::Done)
 }
 
-/// The lock of migrations is a session's: through a transaction pooler it would stay with somebody else.
+/// The lock of migrations is a session's: through a transaction pooler it would stay with another client.
 async fn refuse_pooler(config: &musterd::store::Config) -> Result<()> {
     if pooler::lends_sessions(&config.direct_target()?).await? {
         anyhow::bail!(
@@ -105,10 +118,11 @@ async fn status(global: &Global, client: &tokio_postgres::Client) -> Result<Exit
         ]);
     }
     table.print()?;
+    screen::line(&format!("the schema worker is {}", migrate::worker_schema(client).await?.as_str()))?;
     Ok(Exit::Done)
 }
 
-async fn dry_run(global: &Global, client: &tokio_postgres::Client) -> Result<Exit> {
+async fn dry_run(global: &Global, client: &tokio_postgres::Client, with_worker_schema: bool) -> Result<Exit> {
     let pending = migrate::pending(client).await?;
     if global.json {
         screen::json(&pending)?;
@@ -117,7 +131,9 @@ async fn dry_run(global: &Global, client: &tokio_postgres::Client) -> Result<Exi
     for migration in &pending {
         screen::line(&format!("-- V{} {}\n{}", migration.version, migration.name, migration.sql))?;
     }
-    if pending.is_empty() {
+    if with_worker_schema {
+        screen::line(migrate::worker_schema_sql())?;
+    } else if pending.is_empty() {
         screen::line("-- nothing to do")?;
     }
     Ok(Exit::Done)

@@ -38,14 +38,14 @@ impl QueueCommand {
             Self::List => print(global, &queues::list(&*client).await?)?,
             Self::Pause { name } => {
                 let is_known = queues::is_known(&*client, &name).await?;
-                queues::pause(&*client, &name).await.map_err(in_words)?;
+                queues::pause(&*client, &name, None).await.map_err(in_words)?;
                 told(&name, true)?;
                 if !is_known {
                     note_unused(&name);
                 }
             }
             Self::Resume { name } => {
-                queues::resume(&*client, &name).await.map_err(in_words)?;
+                queues::resume(&*client, &name, None).await.map_err(in_words)?;
                 told(&name, false)?;
             }
         }

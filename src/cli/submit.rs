@@ -2,7 +2,7 @@
 
 use super::{
     Exit, Global, batch,
-    input::{InputFile, Opened, Source, with_bar},
+    input::{InputFile, Opened, SUBMITTING, Source, with_bar},
     screen,
 };
 use anyhow::{Context, Result};
@@ -47,7 +47,8 @@ pub(super) struct Submit {
     #[arg(long, value_name = "JSON", default_value = "{}", value_parser = context)]
     context: Json,
     /// Smaller runs sooner; 100 when left out.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i32).range(-1_000_000..=1_000_000))]
     priority: Option<i32>,
     /// The same key with the same rows is the same batch, however often it is sent.
     #[arg(long, value_name = "KEY")]
@@ -56,7 +57,7 @@ pub(super) struct Submit {
     #[arg(long)]
     hold: bool,
     /// Tries of a row in all.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=1_000))]
     max_attempts: Option<i32>,
     /// A row that runs longer is cancelled and counts as a failed try.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
@@ -107,7 +108,7 @@ impl Submit {
         let order = self.order();
         let given = Given { source, format, limits, exported: self.input.exported };
         let submitting = submit::submit(&mut client, &order, given, meter.clone());
-        let submitted = with_bar(submitting, &meter, size).await;
+        let submitted = with_bar(SUBMITTING, submitting, &meter, size).await;
         let submitted = submitted.with_context(|| format!("{} was not submitted", self.input.shown()))?;
         client.close().await;
         if submitted.rows == 0 {

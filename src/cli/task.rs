@@ -1,107 +1,13 @@
-//! `musterd enqueue` and `musterd task …`: one unit of work, made, seen and steered.
+//! `musterd task …`: one unit of work, seen and steered.
 
 use super::{Exit, Global, screen};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use musterd::{
-    json::Json,
-    store::{
-        connect::OneShot,
-        tasks::{self, Filter, NewTask, Shown, Steer},
-    },
-    traceparent::Traceparent,
+use musterd::store::{
+    connect::OneShot,
+    tasks::{self, Filter, Shown, Steer},
 };
 use std::time::{Duration, Instant};
-
-const ENQUEUE_EXAMPLES: &str = "\
-Examples:
-  musterd enqueue noop
-  musterd enqueue echo '{\"id\": 7}' --wait
-  musterd enqueue report --delay 10m --dedup-key report
-  musterd enqueue report --after 17 --after 18";
-
-#[derive(Debug, Args)]
-#[command(after_help = ENQUEUE_EXAMPLES)]
-pub(super) struct Enqueue {
-    /// The command that runs the task.
-    #[arg(value_parser = super::submit::name)]
-    command: String,
-    /// What its handler gets.
-    #[arg(value_name = "JSON", default_value = "{}", value_parser = super::submit::context)]
-    payload: Json,
-    /// The queue; the command's own when left out.
-    #[arg(long, value_parser = super::submit::name)]
-    queue: Option<String>,
-    /// Smaller runs sooner; 100 when left out.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    priority: Option<i32>,
-    /// Not before this much time has passed.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "run_at")]
-    delay: Option<Duration>,
-    /// Not before this moment, such as 2026-12-24T18:00:00Z.
-    #[arg(long, value_name = "WHEN")]
-    run_at: Option<jiff::Timestamp>,
-    /// Tries in all.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
-    max_attempts: Option<i32>,
-    /// A try that runs longer is cancelled.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    timeout: Option<Duration>,
-    /// One task with this key waits to be started; a second enqueue joins it.
-    #[arg(long, value_name = "KEY")]
-    dedup_key: Option<String>,
-    /// Of two with the same dedup key the newer payload wins.
-    #[arg(long, requires = "dedup_key")]
-    replace: bool,
-    /// The same key with the same body is the same task, however often it is sent.
-    #[arg(long, value_name = "KEY")]
-    idempotency_key: Option<String>,
-    /// Start only after this task or batch has ended. May be repeated.
-    #[arg(long, value_name = "ID")]
-    after: Vec<i64>,
-    /// When one of its children fails: wait for the others, or abort them.
-    #[arg(long, value_name = "HOW", default_value = "wait", value_parser = ["wait", "abort_siblings"])]
-    on_child_failure: String,
-    /// The W3C trace context to hand on to the handler; what is none is left out.
-    #[arg(long, value_name = "TRACE", env = "TRACEPARENT", hide_env_values = true)]
-    traceparent: Option<String>,
-    /// Follow the task to its end; exit code 1 unless it succeeded.
-    #[arg(long)]
-    wait: bool,
-}
-
-impl Enqueue {
-    pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
-        let loaded = global.load()?;
-        let client = global.connect(&loaded.config.database).await?;
-        let task = NewTask {
-            command: self.command,
-            payload: self.payload,
-            queue: self.queue,
-            priority: self.priority,
-            delay: self.delay,
-            run_at: self.run_at,
-            max_attempts: self.max_attempts,
-            timeout: self.timeout,
-            dedup_key: self.dedup_key,
-            dedup_replace: self.replace,
-            idempotency_key: self.idempotency_key,
-            after: self.after,
-            on_child_failure: self.on_child_failure,
-            traceparent: self.traceparent.as_deref().and_then(Traceparent::parse),
-        };
-        let id = tasks::enqueue(&*client, &task).await.map_err(in_words)?;
-        if self.wait {
-            return follow(global, &client, id, None).await;
-        }
-        match global.json {
-            true => screen::json(&serde_json::json!({ "id": id }))?,
-            false => screen::line(&id.to_string())?,
-        }
-        client.close().await;
-        Ok(Exit::Done)
-    }
-}
 
 const SHOW_EXAMPLES: &str = "Examples:\n  musterd task show 17\n  musterd task show 17 --json";
 const LIST_EXAMPLES: &str = "\
@@ -228,7 +134,7 @@ async fn find(client: &OneShot, id: i64) -> Result<Shown> {
 }
 
 async fn steer(global: &Global, client: &OneShot, id: i64, how: Steer) -> Result<Exit> {
-    let state = tasks::steer(&**client, id, how).await.map_err(in_words)?;
+    let state = tasks::steer(&**client, id, how, None).await.map_err(in_words)?;
     match global.json {
         true => screen::json(&serde_json::json!({ "id": id, "state": state }))?,
         false => screen::line(&format!("task {id} is {state}"))?,
@@ -239,7 +145,12 @@ async fn steer(global: &Global, client: &OneShot, id: i64, how: Steer) -> Result
 /// How often a waiting command asks.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-async fn follow(global: &Global, client: &OneShot, id: i64, timeout: Option<Duration>) -> Result<Exit> {
+pub(super) async fn follow(
+    global: &Global,
+    client: &OneShot,
+    id: i64,
+    timeout: Option<Duration>,
+) -> Result<Exit> {
     let began = Instant::now();
     loop {
         let task = find(client, id).await?;
@@ -277,7 +188,8 @@ fn print(global: &Global, task: &Shown) -> Result<()> {
         row("parent", plain(parent.to_string()));
     }
     if task.children > 0 {
-        row("children", plain(format!("{}, {} not ended", task.children, task.open_children)));
+        let states = task.children_by_state.iter().map(|(state, number)| format!("{number} {state}"));
+        row("children", plain(format!("{}: {}", task.children, states.collect::<Vec<_>>().join(", "))));
     }
     if !task.after.is_empty() {
         row("waits for", plain(task.after.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")));

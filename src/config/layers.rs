@@ -1,10 +1,11 @@
 //! Where values come from: the shipped file, the user's file, the environment, flags; later ones win.
 
 use super::{Config, Problems, is_secret, lines, wanted::Wanted};
+use crate::secret::Secret;
 use config::{Environment, File, FileFormat, Map, Source, Value, ValueKind};
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// The file we ship is the defaults: one list, with a sentence for every key.
@@ -18,7 +19,7 @@ const DEFAULT: &str = "default";
 /// What a user gave besides the defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
-    pub file: Option<std::path::PathBuf>,
+    pub file: Option<PathBuf>,
     /// `section.key=value`, from `--set`.
     pub flags: Vec<String>,
     /// The variables to read; `None` reads the process's own.
@@ -33,6 +34,8 @@ pub(super) struct Leaf {
     pub(super) path: Vec<String>,
     pub(super) value: Value,
     pub(super) source: String,
+    /// The file whose contents the value is.
+    pub(super) file: Option<PathBuf>,
 }
 
 impl Leaf {
@@ -127,7 +130,7 @@ impl<'a> Layers<'a> {
         found.sort_by(|(one, _), (other, _)| one.cmp(other));
         let mut laid = BTreeMap::new();
         for (path, value) in found {
-            let leaf = Leaf { source: source(&path), path, value };
+            let leaf = Leaf { source: source(&path), path, value, file: None };
             let written = leaf.key();
             let Some(leaf) = self.open_secret_file(leaf) else { continue };
             match laid.entry(leaf.path.clone()) {
@@ -146,15 +149,16 @@ impl<'a> Layers<'a> {
     /// `secret_file = "path"` stands for `secret = "<what the file holds>"`, in any layer.
     fn open_secret_file(&mut self, mut leaf: Leaf) -> Option<Leaf> {
         let key = leaf.key();
-        let Some(secret) = key.strip_suffix("_file").filter(|key| is_secret(key)) else {
+        let Some(secret_key) = key.strip_suffix("_file").filter(|key| is_secret(key)) else {
             return Some(leaf);
         };
         let file = leaf.value.clone().into_string().unwrap_or_default();
-        match std::fs::read_to_string(&file) {
-            Ok(text) => {
-                leaf.value = Value::new(None, text.trim_end_matches(['\n', '\r']).to_owned());
+        match Secret::from_file(Path::new(&file)) {
+            Ok(secret) => {
+                leaf.value = Value::new(None, secret.expose().to_owned());
                 leaf.source = format!("{}, contents of {file}", leaf.source);
-                leaf.path = secret.split('.').map(str::to_owned).collect();
+                leaf.path = secret_key.split('.').map(str::to_owned).collect();
+                leaf.file = Some(file.into());
                 Some(leaf)
             }
             Err(error) => {

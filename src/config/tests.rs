@@ -301,7 +301,7 @@ fn every_key_of_a_handler_belongs_to_a_kind() {
     use handler::Kind;
     let all = [Kind::Builtin, Kind::Sql, Kind::Http, Kind::Exec];
     for field in keys_at::<handler::Config>(&[]) {
-        let common = ["kind", "queue", "timeout"].contains(field);
+        let common = ["kind", "queue", "timeout", "max_timeout"].contains(field);
         assert!(common || all.iter().any(|kind| kind.keys().contains(field)), "{field}");
     }
 }

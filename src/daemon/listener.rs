@@ -74,6 +74,7 @@ impl Listener {
                 self.checks.ask(id);
             }
             News::Check(id) => self.checks.ask(id),
+            News::Doubt(doubted) => self.session.doubt(doubted),
             News::AnythingMissed => {
                 if self.session.is_wanted() {
                     self.session.stands();

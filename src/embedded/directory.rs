@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,7 @@ impl Directory {
         if ephemeral && path.join("data").exists() {
             return Err(EmbeddedError::NotEphemeral { dir: path });
         }
+        make_private(&path)?;
         let directory = Self { path, ephemeral, lock };
         fs::set_permissions(&directory.path, Permissions::from_mode(0o700))
             .map_err(EmbeddedError::file("close", &directory.path))?;
@@ -64,15 +65,57 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        if self.ephemeral
-            && let Err(error) = fs::remove_dir_all(&self.path)
-        {
-            tracing::warn!(dir = %self.path.display(), %error, "the ephemeral directory could not be removed");
+        let private = private_dir(&self.path);
+        let both = [Some(&self.path), Some(&private).filter(|private| **private != self.path)];
+        for path in both.into_iter().flatten().filter(|_| self.ephemeral) {
+            if let Err(error) = fs::remove_dir_all(path) {
+                tracing::warn!(dir = %path.display(), %error, "the ephemeral directory could not be removed");
+            }
         }
         // Said, not left to the closing: a child that another thread is forking just now still has the file.
         if let Err(error) = flock(&self.lock, FlockOperation::Unlock) {
             tracing::warn!(dir = %self.path.display(), %error, "the directory's lock was not given up by hand");
         }
+    }
+}
+
+/// A directory in which no other user can plant a link: the server's own, and for root, whose server runs as another user, one
+/// beside it.
+pub fn private_dir(dir: &Path) -> PathBuf {
+    if !rustix::process::geteuid().is_root() {
+        return dir.to_path_buf();
+    }
+    let mut beside = dir.as_os_str().to_owned();
+    beside.push("-outputs");
+    beside.into()
+}
+
+/// Where the output files of a worker beside the server of `dir` go.
+pub fn outputs_dir(dir: &Path) -> PathBuf {
+    match private_dir(dir) {
+        own if own == dir => own.join("outputs"),
+        beside => beside,
+    }
+}
+
+/// Makes root's directory beside the server's; what is there already must be one, and root's.
+fn make_private(dir: &Path) -> Result<(), EmbeddedError> {
+    let path = private_dir(dir);
+    if path == dir {
+        return Ok(());
+    }
+    match DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let about = fs::symlink_metadata(&path).map_err(EmbeddedError::file("look at", &path))?;
+            match about.is_dir() && about.uid() == rustix::process::geteuid().as_raw() {
+                true => Ok(()),
+                false => {
+                    let not_ours = io::Error::other("it is a link, or belongs to another user: remove it");
+                    Err(EmbeddedError::file("use", &path)(not_ours))
+                }
+            }
+        }
+        made => made.map_err(EmbeddedError::file("make", &path)),
     }
 }
 
@@ -213,6 +256,25 @@ mod tests {
         let error = claim(&dir, true).unwrap_err();
         assert!(matches!(error, EmbeddedError::NotEphemeral { .. }), "{error}");
         assert!(dir.join("data").exists());
+    }
+
+    #[test]
+    fn root_writes_nothing_where_the_servers_user_could_plant_a_link() {
+        if !rustix::process::geteuid().is_root() {
+            return; // everybody else's server runs as themselves
+        }
+        let root = root();
+        let dir = root.path().join("dev");
+        let claimed = claim(&dir, true).unwrap();
+        let outputs = outputs_dir(&dir);
+        assert!(!outputs.starts_with(&dir), "{}", outputs.display());
+        let about = fs::symlink_metadata(&outputs).unwrap();
+        assert_eq!((about.uid(), about.permissions().mode() & 0o777), (0, 0o700));
+        drop(claimed);
+        assert!(!outputs.exists(), "an ephemeral one is removed");
+        std::os::unix::fs::symlink(root.path(), &outputs).unwrap();
+        let error = claim(&dir, true).unwrap_err().to_string();
+        assert!(error.contains("dev-outputs"), "{error}");
     }
 
     #[test]

@@ -3,10 +3,13 @@
 //! A stale `postmaster.pid` is never simply removed: PostgreSQL reads from it which shared memory to look at, to be
 //! sure that no orphaned backend still writes to the same files.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use super::directory::pause;
@@ -98,11 +101,26 @@ fn stop_stranger(pid: Pid, data: &Path) -> Result<(), EmbeddedError> {
 
 /// The recorded pid now belongs to something else, and PostgreSQL would refuse to start because that is alive.
 /// It does not mind its own parent's pid, which says "stale" and keeps the shared memory in the file to be checked.
+///
+/// The file is in a directory of the server's user, who must not be able to point root at another file: neither by a symbolic link
+/// nor by a hard one.
 fn disown(data: &Path) -> Result<(), EmbeddedError> {
     let path = data.join("postmaster.pid");
-    let text = fs::read_to_string(&path).map_err(EmbeddedError::file("read", &path))?;
-    let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
-    fs::write(&path, format!("{}\n{rest}", std::process::id())).map_err(EmbeddedError::file("write", &path))
+    let rewrite = || {
+        let nofollow = OFlags::NOFOLLOW.bits().cast_signed();
+        let mut file = OpenOptions::new().read(true).write(true).custom_flags(nofollow).open(&path)?;
+        let about = file.metadata()?;
+        if !about.is_file() || about.nlink() != 1 {
+            return Err(io::Error::other("it is a link, or no file"));
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
+        file.set_len(0)?;
+        file.rewind()?;
+        write!(file, "{}\n{rest}", std::process::id())
+    };
+    rewrite().map_err(EmbeddedError::file("rewrite", &path))
 }
 
 /// Sockets of other starts: the port, and with it the name, is a new one each time.
@@ -142,5 +160,23 @@ mod tests {
         let text = fs::read_to_string(data.join("postmaster.pid")).unwrap();
         assert!(text.starts_with(&format!("{}\n/data\n", std::process::id())), "{text}");
         assert!(text.contains("  7 8\n"), "{text}");
+    }
+
+    #[test]
+    fn a_lock_file_that_is_a_link_is_not_written_through() {
+        for symbolic in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let (data, precious) = (dir.path().join("data"), dir.path().join("precious"));
+            fs::create_dir(&data).unwrap();
+            fs::write(&precious, "1\nanother's words\n").unwrap();
+            let file = data.join("postmaster.pid");
+            match symbolic {
+                true => std::os::unix::fs::symlink(&precious, file).unwrap(),
+                false => fs::hard_link(&precious, file).unwrap(),
+            }
+            let error = settle(dir.path()).unwrap_err().to_string();
+            assert!(error.contains("postmaster.pid"), "{error}");
+            assert_eq!(fs::read_to_string(&precious).unwrap(), "1\nanother's words\n");
+        }
     }
 }

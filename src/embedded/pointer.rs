@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,11 @@ pub(super) struct Announcement {
 impl Announcement {
     pub(super) fn make(running: &RunningDev, state: &Path) -> Result<Self, EmbeddedError> {
         fs::create_dir_all(state).map_err(EmbeddedError::file("make", state))?;
+        if !is_own(&fs::metadata(state).map_err(EmbeddedError::file("look at", state))?) {
+            let theirs =
+                std::io::Error::new(std::io::ErrorKind::PermissionDenied, "it belongs to another user");
+            return Err(EmbeddedError::file("use", state)(theirs));
+        }
         let file = pointer_file(state);
         // Renamed into place, so that nobody reads half of it.
         let fresh = state.join(format!("running-dev.{}.new", running.pid));
@@ -93,7 +99,7 @@ fn state_dir_of(xdg: Option<PathBuf>, home: Option<PathBuf>, root: bool) -> Path
         // The server's user can usually not enter root's home.
         _ if root => "/var/lib/musterd".into(),
         (_, Some(home)) => home.join(".local/state/musterd"),
-        (_, None) => std::env::temp_dir().join("musterd"),
+        (_, None) => std::env::temp_dir().join(format!("musterd-{}", rustix::process::geteuid().as_raw())),
     }
 }
 
@@ -101,8 +107,17 @@ fn pointer_file(state: &Path) -> PathBuf {
     state.join("running-dev.json")
 }
 
+/// What another user wrote there is not believed: it names a database to send rows to.
 fn read(file: &Path) -> Option<RunningDev> {
-    serde_json::from_slice(&fs::read(file).ok()?).ok()
+    let file = fs::File::open(file).ok()?;
+    if !is_own(&file.metadata().ok()?) {
+        return None;
+    }
+    serde_json::from_reader(file).ok()
+}
+
+fn is_own(metadata: &fs::Metadata) -> bool {
+    metadata.uid() == rustix::process::geteuid().as_raw()
 }
 
 #[cfg(test)]

@@ -34,27 +34,31 @@ struct Ending {
 impl Tether {
     /// Starts `command`; should this process die, the child gets `at_death`.
     pub fn spawn(command: Command, at_death: Signal) -> io::Result<Self> {
-        Self::start(command, at_death, |_| ())
+        Self::start(command, at_death, |_| (), |_| ())
     }
 
     /// Starts `command` as the leader of a process group of its own. When the leader ends, for whatever reason, the rest of
-    /// its group is killed, and `at_end` is told the group's number while that cannot be anybody else's yet.
+    /// its group is killed. `at_start` and `at_end` get the group's number; at the end no other process can have it yet.
     pub fn spawn_group(
         mut command: Command,
         at_death: Signal,
+        at_start: impl FnOnce(u32) + Send + 'static,
         at_end: impl FnOnce(u32) + Send + 'static,
     ) -> io::Result<Self> {
         command.process_group(0);
-        Self::start(command, at_death, |pid| {
+        let number = |pid: Pid| pid.as_raw_nonzero().get().unsigned_abs();
+        let at_start = move |pid| at_start(number(pid));
+        Self::start(command, at_death, at_start, move |pid| {
             // An empty group is no error.
             let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-            at_end(pid.as_raw_nonzero().get().unsigned_abs());
+            at_end(number(pid));
         })
     }
 
     fn start(
         mut command: Command,
         at_death: Signal,
+        at_start: impl FnOnce(Pid) + Send + 'static,
         at_end: impl FnOnce(Pid) + Send + 'static,
     ) -> io::Result<Self> {
         send_when_parent_dies(&mut command, at_death);
@@ -65,6 +69,7 @@ impl Tether {
             Ok(mut child) => {
                 let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
                 let pid = Pid::from_child(&child);
+                at_start(pid);
                 // The receiver is this function's caller, which waits; a failed send changes nothing here.
                 let _ = report.send(Ok((pid, pipes)));
                 shared.wait_for(pid, child, at_end);
@@ -196,7 +201,7 @@ mod tests {
         use std::io::Read;
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 600 & echo $!"]).stdout(std::process::Stdio::piped());
-        let mut tether = Tether::spawn_group(command, Signal::KILL, |_| ()).unwrap();
+        let mut tether = Tether::spawn_group(command, Signal::KILL, |_| (), |_| ()).unwrap();
         let mut out = String::new();
         // The grandchild holds the other end of the pipe: it ends when that one does.
         tether.stdout.take().unwrap().read_to_string(&mut out).unwrap();

@@ -85,7 +85,8 @@ impl ServerUser {
     }
 }
 
-fn ids_of(passwd: &str, name: &str) -> Option<(u32, u32)> {
+/// User and group of a name, from the text of `/etc/passwd`.
+pub fn ids_of(passwd: &str, name: &str) -> Option<(u32, u32)> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
         (fields.next()? == name).then_some(())?;

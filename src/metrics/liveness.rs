@@ -24,6 +24,10 @@ pub struct LivenessMetrics {
     pub recovered_blocks: Counter,
     /// Rows failed because they killed their process once too often.
     pub killer_rows: Counter,
+    /// Blocks and claims of dead workers that only their sets in Redis knew of.
+    pub only_in_redis: Counter,
+    /// Blocks and claims of dead workers that their sets in Redis did not know of.
+    pub only_in_postgres: Counter,
     /// Blocks that this worker owned without holding them, or held without owning them.
     pub reconciled: Counter,
 }
@@ -68,6 +72,16 @@ impl LivenessMetrics {
         registry.register("buried", "Workers this one declared dead", self.buried.clone());
         registry.register("recovered_blocks", "Blocks of dead workers freed", self.recovered_blocks.clone());
         registry.register("killer_rows", "Rows failed for killing their process", self.killer_rows.clone());
+        registry.register(
+            "only_in_redis",
+            "Blocks and claims of dead workers that only Redis knew of",
+            self.only_in_redis.clone(),
+        );
+        registry.register(
+            "only_in_postgres",
+            "Blocks and claims of dead workers that Redis did not know of",
+            self.only_in_postgres.clone(),
+        );
         registry.register(
             "reconciled",
             "Blocks owned and not held, or held and not owned",

@@ -8,6 +8,7 @@ use futures::FutureExt;
 use std::{
     any::Any,
     panic::AssertUnwindSafe,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -19,6 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 /// However late it is, a stage gets this long: the heartbeat has its farewell to say.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
+/// A part that died this often in a row does not do its work: the daemon is not ready.
+const MANY_DEATHS: u32 = 5;
+/// A part that has lived for longer does it.
+const LIVED: Duration = Duration::from_secs(60);
 
 pub(super) struct Running {
     stages: Vec<(Stage, CancellationToken, JoinSet<()>)>,
@@ -138,7 +143,7 @@ impl Keeper {
         loop {
             let began = Instant::now();
             self.health.part_is(&part.name, PartState::Running, None);
-            let ended = AssertUnwindSafe((part.start)(stop.clone())).catch_unwind().await;
+            let ended = self.run(&mut part, deaths, &stop).await;
             if stop.is_cancelled() || self.draining.load(Ordering::SeqCst) {
                 let reason = reason_of(ended);
                 self.health.part_is(&part.name, PartState::Ended, reason.as_deref());
@@ -155,13 +160,38 @@ impl Keeper {
                 return;
             }
             // A part that lived for a while starts with a clean record.
-            deaths = if began.elapsed() > Duration::from_secs(60) { 1 } else { deaths + 1 };
+            deaths = if began.elapsed() > LIVED { 1 } else { deaths + 1 };
             let wait = crate::backoff::delay(Duration::from_millis(100), Duration::from_secs(5), deaths);
             self.health.part_is(&part.name, PartState::Waiting, Some(&reason));
             tracing::error!(part = %part.name, reason, ?wait, "a part died; starting it again");
+            if deaths >= MANY_DEATHS {
+                let said = format!("died {deaths} times in a row: {reason}");
+                self.health.unready(format!("part {}", part.name), said);
+            }
             if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
                 self.health.part_is(&part.name, PartState::Ended, None);
                 return;
+            }
+        }
+    }
+}
+
+impl Keeper {
+    /// Runs a part until it ends. One that had died many times and has lived for a while now makes the daemon ready again.
+    async fn run(
+        &self,
+        part: &mut Part,
+        deaths: u32,
+        stop: &CancellationToken,
+    ) -> Result<PartResult, Box<dyn Any + Send>> {
+        let name = format!("part {}", part.name);
+        let mut run = pin!(AssertUnwindSafe((part.start)(stop.clone())).catch_unwind());
+        tokio::select! {
+            biased;
+            ended = &mut run => ended,
+            () = tokio::time::sleep(LIVED), if deaths >= MANY_DEATHS => {
+                self.health.ready(&name);
+                run.await
             }
         }
     }

@@ -4,6 +4,7 @@ use super::Stage;
 use crate::pulse::{Pulse, Pulses};
 use serde::Serialize;
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -13,7 +14,7 @@ use tokio::sync::watch;
 /// Why the daemon is not ready, by the part that says so. Empty is ready.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    reasons: Arc<Mutex<BTreeMap<&'static str, String>>>,
+    reasons: Arc<Mutex<BTreeMap<Cow<'static, str>, String>>>,
     parts: Arc<Mutex<BTreeMap<String, PartReport>>>,
     pulses: Pulses,
     changes: watch::Sender<u64>,
@@ -69,15 +70,15 @@ impl Health {
         self.changes.subscribe()
     }
 
-    pub fn unready(&self, part: &'static str, reason: impl Into<String>) {
+    pub fn unready(&self, part: impl Into<Cow<'static, str>>, reason: impl Into<String>) {
         let reason = reason.into();
-        let before = lock(&self.reasons).insert(part, reason.clone());
+        let before = lock(&self.reasons).insert(part.into(), reason.clone());
         if before != Some(reason) {
             self.changes.send_modify(|count| *count += 1);
         }
     }
 
-    pub fn ready(&self, part: &'static str) {
+    pub fn ready(&self, part: &str) {
         let before = lock(&self.reasons).remove(part);
         if before.is_some() {
             self.changes.send_modify(|count| *count += 1);
@@ -86,6 +87,11 @@ impl Health {
 
     pub fn not_ready_because(&self) -> Vec<String> {
         lock(&self.reasons).iter().map(|(part, reason)| format!("{part}: {reason}")).collect()
+    }
+
+    /// The parts that are not ready, without their reasons.
+    pub fn parts_not_ready(&self) -> Vec<String> {
+        lock(&self.reasons).keys().map(|part| part.to_string()).collect()
     }
 
     /// Every part by name, for people.

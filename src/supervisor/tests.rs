@@ -61,6 +61,46 @@ async fn a_part_that_panics_is_started_again_and_one_that_must_not_die_ends_the_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_part_that_dies_again_and_again_makes_the_daemon_unready_until_it_lives() {
+    let (health, stop) = (Health::default(), Stop::default());
+    let mut supervisor = Supervisor::new(health.clone());
+    let starts = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&starts);
+    supervisor.part("broken", Stage::Upkeep, move |stop| {
+        let n = counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            assert!(n >= 7, "no such table");
+            stop.cancelled().await;
+            Ok(())
+        }
+    });
+    let watch = async {
+        let mut unready = Vec::new();
+        while starts.load(Ordering::SeqCst) < 8 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let said = health.not_ready_because();
+            if unready.last() != Some(&said) {
+                unready.push(said);
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(59)).await;
+        assert!(!health.not_ready_because().is_empty(), "it has not lived for long");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(health.not_ready_because(), Vec::<String>::new());
+        stop.drain.cancel();
+        unready
+    };
+    let (ended, unready) = tokio::join!(supervisor.run(stop.clone(), Duration::from_secs(5)), watch);
+    assert!(ended.is_clean());
+    assert_eq!(unready.len(), 4, "{unready:?}");
+    assert_eq!(unready[0], Vec::<String>::new(), "a few deaths are no reason");
+    assert!(
+        unready[1][0].starts_with("part broken: died 5 times in a row: panicked: no such table"),
+        "{unready:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn at_the_end_of_the_grace_what_runs_is_told_to_give_back() {
     let stop = Stop::default();
     let mut supervisor = Supervisor::new(Health::default());

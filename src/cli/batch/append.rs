@@ -3,7 +3,7 @@
 use super::open;
 use crate::cli::{
     Exit, Global,
-    input::{InputFile, Opened, with_bar},
+    input::{InputFile, Opened, SUBMITTING, with_bar},
     screen,
 };
 use anyhow::{Context, Result};
@@ -30,6 +30,9 @@ All rows of the file are added, or none. A batch that has ended or is being abor
 pub(in crate::cli) struct Append {
     /// The batch's id.
     id: i64,
+    /// The same key with the same rows adds them once, however often it is sent; with other rows it is refused.
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
     #[command(flatten)]
     input: InputFile,
 }
@@ -41,12 +44,18 @@ impl Append {
         let limits = Limits { max_row_bytes: config.submit.max_row_bytes };
         let (meter, exported) = (Meter::default(), self.input.exported);
         let given = Given { source, format, limits, exported };
-        let appending = submit::append(&mut client, self.id, given, meter.clone());
-        let appended = with_bar(appending, &meter, size).await;
+        let key = self.idempotency_key.as_deref();
+        let appending = submit::append(&mut client, self.id, key, given, meter.clone());
+        let appended = with_bar(SUBMITTING, appending, &meter, size).await;
         let appended = appended.with_context(|| format!("{} was not appended", self.input.shown()))?;
         client.close().await;
         match global.json {
             true => screen::json(&appended)?,
+            false if appended.repeated => screen::line(&format!(
+                "batch {}: the key stands for these rows already, nothing was added; it had {} rows then",
+                appended.id,
+                HumanCount(appended.rows as u64),
+            ))?,
             false => screen::line(&format!(
                 "batch {}: {} rows added, {} in all",
                 appended.id,

@@ -7,7 +7,7 @@ use clap::Args;
 use indicatif::HumanCount;
 use musterd::{
     config::Config,
-    flow::export::{Format, Taker, export},
+    flow::export::{Cells, Format, Taker, export},
     store::export::Rows,
 };
 use std::{
@@ -22,7 +22,7 @@ Examples:
   musterd submit failed.csv --exported --command charge        after it was corrected
   musterd batch export 17 --all --format ndjson | jq ._result
 
-CSV: the input's fields are columns; then come _line, _state, _attempt, _error and _result. Values that are no strings
+CSV: the input's fields are columns; then come _line, _state, _attempt, _error, _result, _started_at and _run_seconds. Values that are no strings
 are written as JSON. NDJSON: one object a line, with the input in _input, exactly as it was submitted.";
 
 #[derive(Debug, Args)]
@@ -36,8 +36,8 @@ pub(in crate::cli) struct Export {
     /// Every row, whatever its state.
     #[arg(long, group = "which")]
     all: bool,
-    /// csv or ndjson; by the name of FILE when left out, else csv.
-    #[arg(long, value_name = "FORMAT", value_parser = ["csv", "ndjson"])]
+    /// By the name of FILE when left out, else csv; spreadsheet is csv without formulas.
+    #[arg(long, value_name = "FORMAT", value_parser = ["csv", "ndjson", "spreadsheet"])]
     format: Option<String>,
     /// Where to write; standard output when left out.
     #[arg(short, long, value_name = "FILE")]
@@ -77,7 +77,7 @@ impl Export {
 
     async fn write(&self, client: &mut tokio_postgres::Client, out: impl Write + Send) -> Result<u64> {
         let rows = if self.all { Rows::All } else { Rows::Failed };
-        let format = if self.is_csv() { Format::Csv } else { Format::Ndjson };
+        let format = self.format();
         let mut out = Out(out);
         match export(client, self.id, rows, format, &mut out).await {
             Ok(written) => Ok(written),
@@ -86,9 +86,13 @@ impl Export {
         }
     }
 
-    fn is_csv(&self) -> bool {
+    fn format(&self) -> Format {
         let extension = || self.output.as_deref()?.extension()?.to_str();
-        !matches!(self.format.as_deref().or_else(extension), Some("ndjson" | "jsonl"))
+        match self.format.as_deref().or_else(extension) {
+            Some("ndjson" | "jsonl") => Format::Ndjson,
+            Some("spreadsheet") => Format::Csv(Cells::ForSpreadsheets),
+            _ => Format::Csv(Cells::AsTheyAre),
+        }
     }
 }
 

@@ -6,26 +6,57 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
 use indicatif::HumanBytes;
-use musterd::{config::Config, json::Json, store::batches::Progress};
+use musterd::{config::Config, json::Json, liveness::redis, store::batches::Progress};
 
 const EXAMPLES: &str = "\
 Examples:
   musterd batch show 17
-  musterd batch show 17 --json";
+  musterd batch show 17 --json
+  musterd batch show 17 --cached     asks Redis, which remembers for a day how batches ended";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(in crate::cli) struct Show {
     /// The batch's id.
     id: i64,
+    /// Ask the status cache in Redis first, and the database only when it does not know.
+    #[arg(long)]
+    cached: bool,
 }
 
 impl Show {
     pub(super) async fn execute(self, global: &Global, config: &Config) -> Result<Exit> {
+        if self.cached
+            && let Some(progress) = from_cache(config, self.id).await
+        {
+            summary(global, &progress)?;
+            return Ok(Exit::Done);
+        }
         let (client, progress) = open(global, config, self.id).await?;
         client.close().await;
         summary(global, &progress)?;
         Ok(Exit::Done)
+    }
+}
+
+/// What the cache says, and on stderr how old that is, or why the database is asked instead.
+async fn from_cache(config: &Config, id: i64) -> Option<Progress> {
+    match redis::cached_status(&config.redis, id).await {
+        Ok(Some(cached)) => {
+            let age = humantime::format_duration(cached.age);
+            screen::note(&format!(
+                "from the status cache, written {age} ago; a redrive since then is not in it"
+            ));
+            Some(cached.progress)
+        }
+        Ok(None) => {
+            screen::note(&format!("the status cache does not know batch {id}; asking the database"));
+            None
+        }
+        Err(error) => {
+            screen::note(&format!("{error}; asking the database"));
+            None
+        }
     }
 }
 

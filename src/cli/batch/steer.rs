@@ -84,7 +84,7 @@ impl Redrive {
 
 async fn steer_and_show(global: &Global, config: &Config, id: i64, what: Steer) -> Result<Exit> {
     let client = global.connect(&config.database).await?;
-    steer(&client, id, what).await?;
+    steer(&client, id, what, None).await?;
     let progress = find(&client, id).await?;
     client.close().await;
     report(global, &progress)
@@ -107,7 +107,7 @@ impl Abort {
     /// Asks for the abort, and waits for the end. When no worker holds anything the end is ours to write.
     pub(super) async fn execute(self, global: &Global, config: &Config) -> Result<Exit> {
         let (client, _) = open(global, config, self.id).await?;
-        steer(&client, self.id, Steer::Abort).await?;
+        steer(&client, self.id, Steer::Abort, None).await?;
         let progress = self.see_it_end(config, &client).await?;
         client.close().await;
         report(global, &progress)?;

@@ -53,6 +53,7 @@ fn sample(name: &str, entry: &Entry, payload: Json) -> Task {
         max_attempts: None,
         crashes: 0,
         solo_crashes: 0,
+        is_solo: false,
         timeout: None,
         traceparent: None,
         waited: None,

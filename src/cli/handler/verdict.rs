@@ -53,7 +53,7 @@ impl Verdict {
             TaskOutcome::Committed(_) => Self { outcome: SUCCEEDED, ..Self::default() },
             TaskOutcome::Failed(error) => Self::failed(error),
             TaskOutcome::Retry { error, after } => Self::retry(error, after),
-            TaskOutcome::Postponed { error, .. } => Self::retry(error, None),
+            TaskOutcome::Postponed { error, after, .. } => Self::retry(error, after),
         }
     }
 

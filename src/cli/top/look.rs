@@ -131,8 +131,8 @@ async fn connect(database: &store::Config) -> Result<OneShot> {
 pub(super) async fn steer(database: &store::Config, queue: &str, pause: bool) -> Result<()> {
     let client = connect(database).await?;
     match pause {
-        true => queues::pause(&*client, queue).await?,
-        false => queues::resume(&*client, queue).await?,
+        true => queues::pause(&*client, queue, None).await?,
+        false => queues::resume(&*client, queue, None).await?,
     }
     client.close().await;
     Ok(())
