@@ -74,7 +74,7 @@ struct Rows {
 
 async fn run(options: &Options) -> Result<Rows> {
     anyhow::ensure!(options.writers > 0 && options.tasks >= options.writers, "nothing to measure");
-    let ground = Ground::prepare().await?;
+    let ground = Ground::prepare(&[]).await?;
     let (tasks, writers) = (options.tasks, options.writers);
     say("unbatched, a trigger per row");
     let unbatched = ways::unbatched(&ground, tasks, writers, Trigger::PerRow).await?;

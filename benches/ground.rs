@@ -32,9 +32,9 @@ pub(crate) struct Database {
 pub(crate) struct Wal(i64);
 
 impl Ground {
-    /// A server whose databases have the schema of this library.
-    pub(crate) async fn prepare() -> Result<Self> {
-        Self::prepare_by(async |url| {
+    /// A server, with these settings over the usual ones, whose databases have the schema of this library.
+    pub(crate) async fn prepare(settings: &[(&str, &str)]) -> Result<Self> {
+        Self::prepare_by(settings, async |url| {
             let mut client = connect(url).await?;
             migrate::migrate(&mut client).await?;
             client.close().await;
@@ -43,12 +43,18 @@ impl Ground {
         .await
     }
 
-    /// A server whose databases have the schema that `migrate` makes at the URL it is given.
-    pub(crate) async fn prepare_by(migrate: impl AsyncFnOnce(&str) -> Result<()>) -> Result<Self> {
+    /// The same, with the schema that `migrate` makes at the URL it is given.
+    pub(crate) async fn prepare_by(
+        settings: &[(&str, &str)],
+        migrate: impl AsyncFnOnce(&str) -> Result<()>,
+    ) -> Result<Self> {
         // Every TLS connection of a process needs a provider; a second call finds the first one's.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let start = || EmbeddedPostgres::start(Options::ephemeral(embedded::ephemeral_dir()));
-        let server = tokio::task::spawn_blocking(start).await??;
+        let mut options = Options::ephemeral(embedded::ephemeral_dir());
+        for (name, value) in settings {
+            options = options.setting(name, value);
+        }
+        let server = tokio::task::spawn_blocking(|| EmbeddedPostgres::start(options)).await??;
         let ground = Self { server, databases: AtomicU32::new(0) };
         ground.admin(&format!("CREATE DATABASE {TEMPLATE}")).await?;
         migrate(&ground.url_of(TEMPLATE)).await?;

@@ -1,5 +1,5 @@
-//! `make bench`: how fast the walk of a row is, beside the bare SQL it consists of and beside the usual queue table, and what
-//! it costs in WAL, disk and memory.
+//! `make bench`: how fast the walk of a row is, beside the bare SQL it consists of and beside the usual queue table, how fast
+//! tasks are, beside the same queue table, and what both cost in WAL, disk and memory.
 //!
 //! Everything runs in one process tree on one private PostgreSQL, in turns, so that a busy machine slows all of them
 //! alike: read the ratios first. Except for the bare SQL, every part uses Muster from outside.
@@ -11,19 +11,28 @@ mod throughput {
     pub(crate) mod batches;
     pub(crate) mod binary;
     pub(crate) mod classic;
+    pub(crate) mod drain;
     pub(crate) mod failing;
     pub(crate) mod figures;
     pub(crate) mod files;
+    pub(crate) mod idle;
     pub(crate) mod latency;
     pub(crate) mod ledger;
+    pub(crate) mod listener;
     pub(crate) mod load;
     pub(crate) mod part;
+    pub(crate) mod pickup;
     pub(crate) mod report;
     pub(crate) mod run;
     pub(crate) mod scrape;
     pub(crate) mod server;
     pub(crate) mod single;
+    pub(crate) mod snapshot;
+    pub(crate) mod sql_tasks;
     pub(crate) mod submit;
+    pub(crate) mod sustained;
+    pub(crate) mod task_figures;
+    pub(crate) mod tasks;
     pub(crate) mod walk;
     pub(crate) mod worker;
 }
@@ -35,10 +44,13 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use throughput::{
     batches,
     binary::Binary,
-    classic, failing, latency, ledger,
+    classic, failing,
+    idle::{self, Counted, Idle},
+    latency, ledger,
     part::Part,
+    pickup,
     report::{Report, Round, Sizes},
-    single, submit, walk,
+    single, snapshot, sql_tasks, submit, sustained, tasks, walk,
 };
 
 #[derive(Debug, Parser)]
@@ -59,6 +71,18 @@ struct Options {
     /// Rows that are flushed one by one.
     #[arg(long, default_value_t = 5_000)]
     single_rows: i32,
+    /// Tasks of the full queue and of the queue table beside it.
+    #[arg(long, default_value_t = 200_000)]
+    tasks: i32,
+    /// Tasks of the `sql` handler, and bare CALLs beside them.
+    #[arg(long, default_value_t = 20_000)]
+    sql_tasks: i32,
+    /// How long producers enqueue while a worker drains.
+    #[arg(long, default_value_t = 30)]
+    sustained_seconds: u64,
+    /// How long the statements of an idle worker are counted.
+    #[arg(long, default_value_t = 60)]
+    idle_seconds: u64,
     /// How often everything is measured; the figures are medians.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
@@ -83,7 +107,7 @@ struct Options {
 }
 
 /// A benchmark that takes longer than this has gone wrong and ends by itself.
-const LIMIT: Duration = Duration::from_secs(60 * 60);
+const LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 #[tokio::main]
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "the result, for a person or a program")]
@@ -104,10 +128,7 @@ async fn run(options: &Options) -> Result<Report> {
     let sizes = options.sizes()?;
     let parts = options.parts()?;
     let musterd = Binary::new(options.binary.clone(), options.set.clone());
-    let ground = match options.binary {
-        Some(_) => Ground::prepare_by(async |url| musterd.migrate(url).await).await?,
-        None => Ground::prepare().await?,
-    };
+    let ground = prepare(&musterd, options, &[]).await?;
     let mut report = Report {
         sizes,
         postgres: ground.version().await?,
@@ -130,6 +151,14 @@ async fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
+/// A server with the schema of the binary that is measured.
+async fn prepare(musterd: &Binary, options: &Options, settings: &[(&str, &str)]) -> Result<Ground> {
+    match options.binary {
+        Some(_) => Ground::prepare_by(settings, async |url| musterd.migrate(url).await).await,
+        None => Ground::prepare(settings).await,
+    }
+}
+
 async fn measure(
     part: Part,
     ground: &Ground,
@@ -137,7 +166,7 @@ async fn measure(
     options: &Options,
     round: &mut Round,
 ) -> Result<()> {
-    let rows = options.rows;
+    let (rows, samples) = (options.rows, options.samples);
     match part {
         Part::Sql => round.bare_sql = Some(ledger::measure(ground, rows).await?),
         Part::QueueTable => round.queue_table = Some(classic::measure(ground, rows).await?),
@@ -146,17 +175,55 @@ async fn measure(
         Part::Batches => round.batches = Some(batches::measure(ground, musterd, options.batches).await?),
         Part::Failing => round.failing = Some(failing::measure(ground, musterd, options.failing_rows).await?),
         Part::Single => round.single = Some(single::measure(ground, musterd, options.single_rows).await?),
-        Part::Latency => round.latency = Some(latency::measure(ground, musterd, options.samples).await?),
+        Part::Latency => round.latency = Some(latency::measure(ground, musterd, samples).await?),
+        Part::Tasks => round.tasks = Some(tasks::measure(ground, musterd, options.tasks).await?),
+        Part::Sustained => {
+            round.sustained = Some(sustained::measure(ground, musterd, options.sustained_seconds).await?);
+        }
+        Part::SqlTasks => {
+            round.sql_tasks = Some(sql_tasks::measure(ground, musterd, options.sql_tasks).await?)
+        }
+        Part::Snapshot => {
+            round.snapshot = Some(snapshot::measure(ground, musterd, rows, options.tasks).await?)
+        }
+        Part::Pickup => round.pickup = Some(pickup::measure(ground, musterd, samples).await?),
+        Part::Idle => round.idle = Some(measure_idle(musterd, options).await?),
     }
     Ok(())
 }
 
+/// Counts on a server of its own, so that counting costs no other part anything.
+async fn measure_idle(musterd: &Binary, options: &Options) -> Result<Idle> {
+    let (ground, counted) = match prepare(musterd, options, &idle::COUNTING).await {
+        Ok(ground) => (ground, Counted::Statements),
+        Err(error) => {
+            say(&format!("counts transactions, not statements, without pg_stat_statements: {error:#}"));
+            (prepare(musterd, options, &[]).await?, Counted::Transactions)
+        }
+    };
+    let idle = idle::measure(&ground, musterd, counted, options.idle_seconds).await?;
+    ground.stop().await?;
+    Ok(idle)
+}
+
 impl Options {
     fn sizes(&self) -> Result<Sizes> {
-        let Self { rows, batches, failing_rows, single_rows, .. } = *self;
-        let smallest = [rows, batches, failing_rows, single_rows].into_iter().min().unwrap_or(0);
-        ensure!(smallest > 0 && self.repeats > 0 && self.samples > 0, "nothing to measure");
-        Ok(Sizes { rows, batches, failing_rows, single_rows })
+        let Self { rows, batches, failing_rows, single_rows, tasks, sql_tasks, .. } = *self;
+        let Self { sustained_seconds, idle_seconds, .. } = *self;
+        let counts = [rows, batches, failing_rows, single_rows, tasks, sql_tasks];
+        ensure!(counts.into_iter().all(|count| count > 0), "nothing to measure");
+        ensure!(self.repeats > 0 && self.samples > 0, "nothing to measure");
+        ensure!(sustained_seconds > 0 && idle_seconds > 0, "no time to measure in");
+        Ok(Sizes {
+            rows,
+            batches,
+            failing_rows,
+            single_rows,
+            tasks,
+            sql_tasks,
+            sustained_seconds,
+            idle_seconds,
+        })
     }
 
     /// In the order in which they are measured.

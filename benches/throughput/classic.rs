@@ -5,10 +5,11 @@
 use super::load::{BLOCK, Measured, Start};
 use crate::ground::{Database, Ground, connect};
 use anyhow::{Result, ensure};
+use musterd::store::connect::OneShot;
 use tokio::task::JoinSet;
-use tokio_postgres::{Client, types::Json};
+use tokio_postgres::{Statement, types::Json};
 
-const CONNECTIONS: usize = 2;
+pub(crate) const CONNECTIONS: usize = 2;
 
 const TABLE: &str = "
     CREATE TYPE classic_state AS ENUM ('queued', 'running', 'succeeded', 'failed');
@@ -43,18 +44,10 @@ const FINISH: &str = "UPDATE classic x
 
 pub(crate) async fn measure(ground: &Ground, rows: i32) -> Result<Measured> {
     let database = ground.database().await?;
-    let client = connect(&database.url).await?;
-    client.batch_execute(TABLE).await?;
-    client.execute(FILL, &[&rows]).await?;
-    client.close().await;
+    create(&database).await?;
+    fill(&database, rows).await?;
     let start = Start::now(ground, &database).await?;
-    let mut connections = JoinSet::new();
-    for number in 0..CONNECTIONS {
-        connections.spawn(work(connect(&database.url).await?, format!("bench-{number}")));
-    }
-    while let Some(ended) = connections.join_next().await {
-        ended??;
-    }
+    drain(&database).await?;
     let (took, wal) = (start.elapsed(), ground.wal().await?);
     let measured = start.end(ground, &database, rows, took, wal).await?;
     check(&database, rows).await?;
@@ -62,23 +55,66 @@ pub(crate) async fn measure(ground: &Ground, rows: i32) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Block after block until there is none.
-async fn work(client: impl std::ops::Deref<Target = Client>, worker: String) -> Result<()> {
-    let (claim, finish) = (client.prepare(CLAIM).await?, client.prepare(FINISH).await?);
-    loop {
-        let claimed = client.query(&claim, &[&worker, &i64::from(BLOCK)]).await?;
+pub(crate) async fn create(database: &Database) -> Result<()> {
+    let client = connect(&database.url).await?;
+    client.batch_execute(TABLE).await?;
+    client.close().await;
+    Ok(())
+}
+
+pub(crate) async fn fill(database: &Database, rows: i32) -> Result<()> {
+    let client = connect(&database.url).await?;
+    client.execute(FILL, &[&rows]).await?;
+    client.close().await;
+    Ok(())
+}
+
+/// Block after block on every connection, until there is none.
+pub(crate) async fn drain(database: &Database) -> Result<()> {
+    let mut connections = JoinSet::new();
+    for number in 0..CONNECTIONS {
+        let consumer = Consumer::new(connect(&database.url).await?, number).await?;
+        connections.spawn(async move {
+            while consumer.work_off_a_block().await? > 0 {}
+            anyhow::Ok(())
+        });
+    }
+    while let Some(ended) = connections.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+/// One connection that claims and finishes blocks.
+pub(crate) struct Consumer {
+    client: OneShot,
+    worker: String,
+    claim: Statement,
+    finish: Statement,
+}
+
+impl Consumer {
+    pub(crate) async fn new(client: OneShot, number: usize) -> Result<Self> {
+        let (claim, finish) = (client.prepare(CLAIM).await?, client.prepare(FINISH).await?);
+        Ok(Self { client, worker: format!("bench-{number}"), claim, finish })
+    }
+
+    /// Claims a block and finishes it; how many rows it had.
+    pub(crate) async fn work_off_a_block(&self) -> Result<usize> {
+        let claimed = self.client.query(&self.claim, &[&self.worker, &i64::from(BLOCK)]).await?;
         if claimed.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let mut ids: Vec<i64> = claimed.iter().map(|row| row.get(0)).collect();
         ids.sort_unstable();
         let (ok, results) = (vec![true; ids.len()], vec![None::<Json<()>>; ids.len()]);
         let errors = vec![None::<&str>; ids.len()];
-        client.execute(&finish, &[&ids, &ok, &results, &errors, &worker]).await?;
+        self.client.execute(&self.finish, &[&ids, &ok, &results, &errors, &self.worker]).await?;
+        Ok(ids.len())
     }
 }
 
-async fn check(database: &Database, rows: i32) -> Result<()> {
+pub(crate) async fn check(database: &Database, rows: i32) -> Result<()> {
     let client = connect(&database.url).await?;
     let done: i64 =
         client.query_one("SELECT count(*) FROM classic WHERE state = 'succeeded'", &[]).await?.get(0);

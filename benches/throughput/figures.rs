@@ -74,10 +74,11 @@ impl<'a> Figures<'a> {
         figures.failing();
         figures.single();
         figures.latency();
+        figures.of_tasks();
         figures
     }
 
-    fn add(
+    pub(super) fn add(
         &mut self,
         key: &'static str,
         name: &'static str,
@@ -248,6 +249,12 @@ impl<'a> Figures<'a> {
         });
         self.add("latency.lone_row_p99_ms", "latency: lone row p99, ms", 1, Some(AtMost(100.0)), |r| {
             Some(1000.0 * r.latency?.lone_row_seconds.p99)
+        });
+        self.add("latency.lone_task_p50_ms", "latency: lone task p50, ms", 1, None, |r| {
+            Some(1000.0 * r.latency?.lone_task_seconds.p50)
+        });
+        self.add("latency.lone_task_p99_ms", "latency: lone task p99, ms", 1, None, |r| {
+            Some(1000.0 * r.latency?.lone_task_seconds.p99)
         });
         self.add("latency.last_row_to_done_p50_ms", "latency: last row to done p50, ms", 1, None, |r| {
             Some(1000.0 * r.latency?.last_row_to_done_seconds.p50)

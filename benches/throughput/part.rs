@@ -18,8 +18,20 @@ pub(crate) enum Part {
     Failing,
     /// Flushes of single rows.
     Single,
-    /// The waits for small batches of an idle worker.
+    /// The waits for small batches and lone tasks of an idle worker.
     Latency,
+    /// A full queue of tasks beside the queue table.
+    Tasks,
+    /// Enqueue and drain at once beside the queue table.
+    Sustained,
+    /// Tasks of a `sql` handler beside bare CALLs.
+    SqlTasks,
+    /// Rows, tasks and the queue table while another session holds a snapshot.
+    Snapshot,
+    /// The pick-up of a lone task beside a bare LISTEN client.
+    Pickup,
+    /// Statements of an idle worker.
+    Idle,
 }
 
 impl Part {
@@ -33,6 +45,12 @@ impl Part {
             Self::Failing => "a batch in which every row fails",
             Self::Single => "flushes of single rows",
             Self::Latency => "latencies of an idle worker",
+            Self::Tasks => "a full queue of tasks, and a queue table",
+            Self::Sustained => "enqueue and drain at once",
+            Self::SqlTasks => "bare CALLs and tasks of a sql handler",
+            Self::Snapshot => "without and with a held snapshot",
+            Self::Pickup => "pick-up of a lone task",
+            Self::Idle => "an idle worker",
         }
     }
 }

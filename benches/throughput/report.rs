@@ -1,11 +1,18 @@
 //! What was measured, for a person and for a program: medians of the rounds, with the targets beside them.
 
 use super::{
+    drain::Speed,
     figures::{Figures, median},
+    idle::Idle,
     latency::Latencies,
     load::Measured,
+    pickup::Pickups,
     run::Run,
+    snapshot::Snapshots,
+    sql_tasks::SqlTasks,
     submit::Submits,
+    sustained::Sustained,
+    tasks::Tasks,
     walk::Walk,
 };
 use comfy_table::{CellAlignment, Table, presets};
@@ -23,6 +30,12 @@ pub(crate) struct Round {
     pub(crate) failing: Option<Run>,
     pub(crate) single: Option<Run>,
     pub(crate) latency: Option<Latencies>,
+    pub(crate) tasks: Option<Tasks>,
+    pub(crate) sustained: Option<Sustained>,
+    pub(crate) sql_tasks: Option<SqlTasks>,
+    pub(crate) snapshot: Option<Snapshots>,
+    pub(crate) pickup: Option<Pickups>,
+    pub(crate) idle: Option<Idle>,
     /// Of the last minute, when the round ended: what else the machine did is in it, and so are we.
     pub(crate) load_average: f64,
 }
@@ -34,6 +47,10 @@ pub(crate) struct Sizes {
     pub(crate) batches: i32,
     pub(crate) failing_rows: i32,
     pub(crate) single_rows: i32,
+    pub(crate) tasks: i32,
+    pub(crate) sql_tasks: i32,
+    pub(crate) sustained_seconds: u64,
+    pub(crate) idle_seconds: u64,
 }
 
 pub(crate) struct Report {
@@ -46,15 +63,19 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn text(&self) -> String {
-        let Sizes { rows, batches, failing_rows, single_rows } = self.sizes;
+        let Sizes { rows, batches, failing_rows, single_rows, tasks, sql_tasks, .. } = self.sizes;
         let loads: Vec<String> = std::iter::once(self.load_average)
             .chain(self.rounds.iter().map(|round| round.load_average))
             .map(|load| format!("{load:.1}"))
             .collect();
-        let speeds = self.speeds().map(|table| format!("{table}\n\n")).unwrap_or_default();
+        let speeds: String = [self.speeds(), self.task_speeds()]
+            .into_iter()
+            .flatten()
+            .map(|table| format!("{table}\n\n"))
+            .collect();
         format!(
-            "{rows} rows, {batches} batches, {failing_rows} failing and {single_rows} single rows; {} rounds, PostgreSQL {}, \
-             fsync on, {} cores\nload average before the first round and after each: {}\n\n{speeds}{}",
+            "{rows} rows, {batches} batches, {failing_rows} failing and {single_rows} single rows, {tasks} tasks, {sql_tasks} \
+             sql tasks; {} rounds, PostgreSQL {}, fsync on, {} cores\nload average before the first round and after each: {}\n\n{speeds}{}",
             self.rounds.len(),
             self.postgres,
             std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
@@ -94,6 +115,34 @@ impl Report {
             ]);
         }
         (!table.is_empty()).then(|| right(table))
+    }
+
+    /// The ways through the same number of tasks, side by side; `None` when they were not measured.
+    fn task_speeds(&self) -> Option<Table> {
+        type Pick = fn(&Tasks) -> Speed;
+        let ways: [(&str, Pick); 4] = [
+            ("classic SQL, 2 connections", |tasks| tasks.classic),
+            ("musterd, as shipped", |tasks| tasks.shipped),
+            ("musterd, 64 fibers", |tasks| tasks.fibers_64),
+            ("musterd, as shipped, enqueued one by one", |tasks| tasks.one_by_one),
+        ];
+        let header =
+            ["", "tasks/s", "of classic", "WAL bytes/task", "transactions/1000", "server CPU, us/task"];
+        let mut table = table(&header);
+        for (name, pick) in ways {
+            let middle = |digits, value: fn(&Tasks, Speed) -> f64| {
+                self.middle(digits, |round| round.tasks.as_ref().map(|tasks| value(tasks, pick(tasks))))
+            };
+            table.add_row([
+                name.to_owned(),
+                middle(0, |_, speed| speed.tasks_per_second),
+                middle(2, |tasks, speed| speed.tasks_per_second / tasks.classic.tasks_per_second),
+                middle(0, |_, speed| speed.wal_bytes_per_task),
+                middle(1, |_, speed| speed.transactions_per_1000_tasks),
+                middle(1, |_, speed| speed.server_cpu_us_per_task),
+            ]);
+        }
+        self.rounds.iter().any(|round| round.tasks.is_some()).then(|| right(table))
     }
 
     fn middle(&self, digits: usize, value: impl Fn(&Round) -> Option<f64>) -> String {
