@@ -20,13 +20,14 @@ def handle(data, context):
 
 def answer(request):
     row = request["row"]
+    about = {"line": row["line"], "idempotency_key": row["idempotency_key"]}
     try:
         result = handle(row["input"], request["batch"]["context"])
-        return {"line": row["line"], "outcome": "succeeded", "result": result}
+        return {**about, "outcome": "succeeded", "result": result}
     except ValueError as error:  # the row is wrong, and will be wrong tomorrow
-        return {"line": row["line"], "outcome": "failed", "error": str(error)}
+        return {**about, "outcome": "failed", "error": str(error)}
     except Exception as error:  # the world is wrong, and may be right tomorrow
-        return {"line": row["line"], "outcome": "retry", "error": f"{type(error).__name__}: {error}"}
+        return {**about, "outcome": "retry", "error": f"{type(error).__name__}: {error}"}
 
 
 def main():
