@@ -43,7 +43,7 @@ test-outputs: setup-test ## Run a million rows with a gigabyte of outputs on bot
 
 # Everything of batches and tasks again, with PgBouncer between the replicas and the database. Not in make test, which has a
 # cross-section of it: it takes as long as those suites do, twice. Left out: schedules of statements, and a measure of LISTEN.
-POOLED := suite::alive suite::batch_cli suite::drain suite::handlers suite::outputs suite::poison suite::process suite::reconcile \
+POOLED := suite::alive suite::batch_cli suite::drain suite::enqueue_file suite::handlers suite::outputs suite::poison suite::process suite::reconcile \
     suite::replicas suite::task_ suite::walk_ suite::why suite::writes_ suite::zombie
 UNPOOLED := --skip suite::task_schedules --skip a_lone_task_ends_at_once
 test-pooler: setup-test ## Run the suites of batches and tasks through PgBouncer, with a way past it and without
@@ -104,7 +104,7 @@ release: setup ## Build the release binary, target/release/musterd
 	@$(CARGO) build --locked --release --bin musterd
 
 # The daemon it measures is the release binary: cargo builds it first. BENCH="--help" shows the options.
-bench: setup ## Measure the walk of a row, submits, small batches, failures and latencies (BENCH="--only batches,failing")
+bench: setup ## Measure the walk of a row, submits, small batches, failures, latencies and tasks (BENCH="--only batches,tasks")
 	@$(CARGO) bench --locked --quiet --bench throughput -- $(BENCH)
 
 bench-batcher: setup ## Measure fifty writers on one parent row, with and without the update batcher
@@ -115,7 +115,7 @@ setup: ## Install what running needs (PostgreSQL, a linker), or say what to inst
 
 setup-test: ## Install what the tests need as well (Redis, Valkey, PgBouncer, PostgreSQL 14 and 18, kubectl, cargo-deny, shellcheck, Schemathesis, the drivers of the examples)
 	@scripts/setup.sh rust rust-lints cc postgres redis
-	@scripts/setup.sh pgbouncer faketime deny shellcheck curl python node python-driver node-driver schemathesis valkey kubectl promtool deploy-tools \
+	@scripts/setup.sh pgbouncer faketime deny shellcheck curl python node go python-driver node-driver schemathesis valkey kubectl promtool deploy-tools \
 	    postgres-14 postgres-18 || :
 # Those of other platforms too: a build skips them, the dependency policy reads them, offline.
 	@$(CARGO) fetch --locked --quiet

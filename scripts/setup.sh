@@ -99,11 +99,12 @@ has() {
         curl) command -v curl >/dev/null ;;
         python) python3 -m pip --version >/dev/null 2>&1 ;;
         node) command -v node >/dev/null && command -v npm >/dev/null ;;
+        go) command -v go >/dev/null ;;
         python-driver) [ -d "$DRIVERS/python/psycopg" ] ;;
         node-driver) [ -d "$DRIVERS/node/node_modules/pg" ] ;;
         schemathesis) cmp -s "$API_TESTER_NEEDS" "$API_TESTER/requirements.txt" ;;
         deny) command -v cargo-deny >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ] ;;
-        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, postgres-14, postgres-16, postgres-17, postgres-18, redis, faketime, shellcheck, curl, deny, python, node, python-driver, node-driver, schemathesis, valkey, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
+        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, postgres-14, postgres-16, postgres-17, postgres-18, redis, faketime, shellcheck, curl, deny, python, node, go, python-driver, node-driver, schemathesis, valkey, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
     esac
 }
 
@@ -125,6 +126,8 @@ packages_of() {
         apt-get:promtool) echo prometheus ;;
         apt-get:python | dnf:python) echo python3 python3-pip ;;
         apt-get:node) echo nodejs npm ;;
+        apt-get:go) echo golang-go ;;
+        dnf:go) echo golang ;;
         dnf:node) echo nodejs npm ;;
         apk:python) echo python3 py3-pip ;;
         apk:node) echo nodejs npm ;;

@@ -4,15 +4,19 @@
 mod suite {
     mod support;
 
+    mod afternoon;
     mod alive;
     mod api;
     mod batch_cli;
+    mod batcher_savings;
+    mod blocked;
     mod broken_ledger;
     mod budgets;
     mod canary;
     mod claims;
     mod cli_config;
     mod cli_doctor;
+    mod cli_events;
     mod cli_migrate;
     mod cli_shell;
     mod clocks;
@@ -24,6 +28,7 @@ mod suite {
     mod deploy_names;
     mod dev;
     mod drain;
+    mod enqueue_file;
     mod examples;
     mod handlers;
     mod harness;
@@ -35,6 +40,7 @@ mod suite {
     mod manual;
     mod memory;
     mod migrate;
+    mod moving;
     mod objects;
     mod outputs;
     mod poison;
@@ -44,9 +50,12 @@ mod suite {
     mod reconcile;
     mod redis;
     mod redis_failover;
+    mod redis_input;
     mod redrive;
     mod replicas;
     mod rollout;
+    mod rotation;
+    mod row_times;
     mod same_id;
     mod schedules;
     mod schedules_claim;
@@ -57,6 +66,8 @@ mod suite {
     mod sql_batches;
     mod sql_corpus;
     mod sql_enqueue;
+    mod sql_enqueue_many;
+    mod sql_events;
     mod sql_fuzz;
     mod sql_grants;
     mod sql_races;
@@ -69,10 +80,15 @@ mod suite {
     mod task_cli;
     mod task_examples;
     mod task_families;
+    mod task_flow;
     mod task_locks;
     mod task_modes;
+    mod task_results;
     mod task_schedules;
     mod task_sql;
+    mod task_sql_blame;
+    mod task_sql_sessions;
+    mod task_sql_together;
     mod task_standards;
     mod top;
     mod torture;
@@ -83,6 +99,7 @@ mod suite {
     mod walk_operators;
     mod walk_rows;
     mod why;
+    mod worker_schema;
     mod writes_blame;
     mod writes_poison;
     mod writes_trouble;

@@ -206,7 +206,7 @@ async fn a_hung_handler_is_ended_at_its_timeout() {
 async fn a_handler_that_cannot_be_stopped_is_reported() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let config = TestConfig::new(&db, "");
+    let config = TestConfig::new(&db, "[retry]\nmax_attempts = 1\n");
     let released = Arc::new(AtomicBool::new(false));
     let stays = Arc::clone(&released);
     let block = move || {
@@ -222,8 +222,9 @@ async fn a_handler_that_cannot_be_stopped_is_reported() {
         metrics.lines().any(|line| line == "musterd_handlers_overdue 1").then_some(())
     })
     .await;
+    let end = ledger.end_of(batch, SOON).await;
+    assert_eq!((end.state.as_str(), end.failed), ("failed", 1), "while the handler still blocks");
     released.store(true, Ordering::SeqCst);
-    ledger.end_of(batch, SOON).await;
     drop(daemon);
 }
 

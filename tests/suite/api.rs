@@ -1,12 +1,15 @@
 //! The HTTP API with the real daemon: every route does what the command line does, and says it in the same words.
 
-mod caller;
+pub(crate) mod caller;
 mod door;
 mod errors;
 mod follow;
+mod many;
 mod schema;
 mod slow;
+mod tls;
 mod trace;
+mod unread;
 mod upload;
 
 use serde_json::{Value, json};
@@ -100,6 +103,25 @@ async fn the_options_of_a_submit_reach_the_batch() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rows_with_a_key_are_appended_once() {
+    let db = TestDb::new().await;
+    let (_daemon, caller) = start(&db, "").await;
+    let id = caller.post("/v1/batches?command=noop&hold=true", &[NDJSON], "1").await.json(201)["id"].clone();
+    let (path, key) = (format!("/v1/batches/{id}/append"), ("idempotency-key", "tuesday"));
+    let first = json!({ "id": id, "added": 2, "rows": 3, "repeated": false });
+    assert_eq!(caller.post(&path, &[NDJSON, key], "2\n3").await.json(200), first);
+    let repeated = json!({ "id": id, "added": 2, "rows": 3, "repeated": true });
+    caller.post(&path, &[NDJSON], "4").await.json(200);
+    assert_eq!(caller.post(&path, &[NDJSON, key], "2\n3").await.json(200), repeated);
+    let problem = caller.post(&path, &[NDJSON, key], "2\n5").await.problem(409, "conflict");
+    assert!(problem["detail"].as_str().unwrap().contains("other rows"), "{problem}");
+    // The answer is there after the end, too.
+    caller.post(&format!("/v1/batches/{id}/release"), &[], "").await.json(200);
+    assert_eq!(ended(&caller, &id).await["succeeded"], 4);
+    assert_eq!(caller.post(&path, &[NDJSON, key], "2\n3").await.json(200), repeated);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_batch_is_held_appended_to_released_and_aborted() {
     let db = TestDb::new().await;
     let (_daemon, caller) = start(&db, "[handlers.sleep]\nduration = \"1h\"\ntimeout = \"2h\"").await;
@@ -109,7 +131,7 @@ async fn a_batch_is_held_appended_to_released_and_aborted() {
     assert_eq!(reasons["reasons"][0]["code"], "held");
     let csv = [("content-type", "text/csv")];
     let appended = caller.post(&at("append"), &csv, "a\n2\n3\n").await.json(200);
-    assert_eq!(appended, json!({ "id": id, "added": 2, "rows": 3 }));
+    assert_eq!(appended, json!({ "id": id, "added": 2, "rows": 3, "repeated": false }));
     let released = caller.post(&at("release"), &[], "").await.json(200);
     assert_eq!(released["id"], id);
     assert_eq!(ended(&caller, &id).await["succeeded"], 3);

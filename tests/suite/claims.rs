@@ -4,9 +4,10 @@ use rustix::process::Signal;
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
-use crate::suite::support::schedule::Schedule;
-use crate::suite::support::tasks::{end_of, number, text};
-use crate::suite::support::wait::{SOON, eventually};
+use crate::suite::support::ledger::{carve, lines, session};
+use crate::suite::support::sql::refusal;
+use crate::suite::support::tasks::{end_of, number};
+use crate::suite::support::wait::SOON;
 use crate::suite::support::work::{End, Ledger};
 
 /// Whatever takes long has to be let go by the test itself.
@@ -21,10 +22,11 @@ async fn begins_to_drain(daemon: &Daemon) {
 /// Fibers and the drain may come at the same moment; then the drain counts.
 #[cfg(feature = "failpoints")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_that_comes_while_rows_wait_for_a_fiber_claims_none() {
+async fn a_drain_that_comes_while_work_waits_for_a_fiber_claims_none() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
     ledger.submit("noop", 10).await;
+    number(&ledger.client, "SELECT musterd.enqueue('noop')").await;
     let gate = crate::suite::support::run::new_dir("gate").join("open");
     let waits = format!("claim.fibers=gate({})", gate.display());
     let daemon = Daemon::builder(&db, LONG_GRACE).env("MUSTERD_FAILPOINTS", &waits).start();
@@ -33,6 +35,8 @@ async fn a_drain_that_comes_while_rows_wait_for_a_fiber_claims_none() {
     std::fs::write(gate, "").unwrap();
     assert!(daemon.wait_exit(SOON).await.success());
     assert_eq!(ledger.number("SELECT count(*) FROM public.claims").await, 0);
+    let task = "SELECT count(*) FROM musterd.tasks WHERE state = 'queued' AND claimed_at IS NULL";
+    assert_eq!(ledger.number(task).await, 1);
 }
 
 /// A session of a claim goes bad: the first claim with it is taken, everything later is refused, as by a server that is
@@ -76,7 +80,7 @@ async fn rows_are_claimed_with_a_new_session_after_one_has_failed() {
 async fn tasks_are_claimed_with_a_new_session_after_one_has_failed() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let daemon = start_on_spoilt(&db, &ledger, "tasks").await;
+    let daemon = start_on_spoilt(&db, &ledger, "task_claims").await;
     for _ in 0..2 {
         let task = number(&ledger.client, "SELECT musterd.enqueue('noop')").await;
         assert_eq!(end_of(&ledger.client, task).await, "succeeded");
@@ -86,21 +90,20 @@ async fn tasks_are_claimed_with_a_new_session_after_one_has_failed() {
     daemon.wait_for_log(SOON, told).await;
 }
 
-/// The look whether there is anything takes long, and the drain comes meanwhile.
+/// The largest batch there can be is carved to its last line, whatever the size of its blocks.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_that_comes_before_a_task_has_its_fiber_claims_none() {
+async fn the_last_lines_of_the_largest_batch_are_carved() {
     let db = TestDb::new().await;
-    let client = db.client().await;
-    let daemon = Daemon::builder(&db, LONG_GRACE).start();
-    daemon.wait_ready().await;
-    let mut schedule = Schedule::new(&db, &["user"]).await;
-    schedule.run("user", "BEGIN; LOCK TABLE musterd.tasks IN ACCESS EXCLUSIVE MODE").await;
-    schedule.run("user", "SELECT musterd.enqueue('noop')").await.rows();
-    let looks = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-                    AND query LIKE 'SELECT EXISTS (SELECT FROM musterd.tasks t WHERE t.queue = $1 AND t.state = ''queued'')%'";
-    eventually(SOON, "it looks for tasks", async || (number(&client, looks).await > 0).then_some(())).await;
-    begins_to_drain(&daemon).await;
-    schedule.run("user", "COMMIT").await;
-    assert!(daemon.wait_exit(SOON).await.success());
-    assert_eq!(text(&client, "SELECT state, claimed_at IS NULL FROM musterd.tasks").await, "queued|t");
+    let (client, worker) = (db.client().await, session(&db).await);
+    let id = number(&client, "SELECT musterd.submit_batch('work', '[1]'::jsonb)").await;
+    let refused = refusal(&client, "UPDATE musterd.batches SET rows = 2000000001").await;
+    assert!(refused.starts_with("23514"), "{refused}");
+    client
+        .batch_execute("UPDATE musterd.batches SET rows = 2000000000, next_line = 1999999001")
+        .await
+        .unwrap();
+    let blocks = carve(&worker, 4, 250_000_000).await;
+    assert_eq!(blocks.iter().map(|block| block.reference.batch).collect::<Vec<_>>(), [id]);
+    assert_eq!(lines(&blocks), [(1_999_999_001, 2_000_000_000)]);
+    assert_eq!(carve(&worker, 1, 1).await.len(), 0);
 }

@@ -1,6 +1,7 @@
 //! `musterd doctor`: each thing that can be missing is told from the others, with what to do about it.
 
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
@@ -142,6 +143,24 @@ async fn missing_rights_are_named() {
     db.client().await.batch_execute(&format!("GRANT musterd_worker TO \"{role}\"")).await.unwrap();
     let rights = finding(&config, "rights").await;
     assert_eq!(rights.0, "pass", "{rights:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_tokens_that_cannot_be_read_are_found() {
+    let db = TestDb::new().await;
+    let file = run::new_dir("doctor").join("tokens");
+    let config =
+        TestConfig::new(&db, &format!("[http]\nwrite_tokens_file = {:?}", file.display().to_string()));
+    fails(&config, "http.write_tokens_file", "No such file", "make it readable").await;
+    std::fs::write(&file, "").unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(&file, b"alice:\xff-canary-0123456789abcdef").unwrap();
+    fails(&config, "http.write_tokens_file", "UTF-8", "make it readable").await;
+    std::fs::write(&file, "x".repeat((1 << 20) + 1)).unwrap();
+    fails(&config, "http.write_tokens_file", "more than 1048576 bytes", "at most 1 MiB").await;
+    std::fs::write(&file, "alice:canary-0123456789abcdef").unwrap();
+    let (verdict, found, _) = finding(&config, "http.write_tokens_file").await;
+    assert_eq!((verdict.as_str(), found.as_str()), ("pass", "1 tokens"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

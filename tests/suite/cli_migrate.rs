@@ -51,7 +51,7 @@ async fn looking_writes_nothing_and_tells_before_from_after() {
     let dry = config.musterd(&["migrate", "--dry-run"]).await;
     assert!(dry.status.success());
     let sql = stdout(&dry);
-    assert!(sql.starts_with("-- V1 ") && sql.contains("CREATE TABLE musterd.tasks"), "{sql}");
+    assert!(sql.starts_with("-- V1 ") && sql.contains("CREATE TABLE musterd.task_records"), "{sql}");
     assert_eq!(count(&client, SCHEMAS).await, 0, "looking must not write");
 
     // What was printed is what is run: by hand it makes the same schema.

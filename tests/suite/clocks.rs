@@ -4,7 +4,7 @@ use rustix::process::Signal;
 
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
-use crate::suite::support::wait::SOON;
+use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger};
 
 const CONFIG: &str = "[liveness]\nheartbeat_interval = \"500ms\"\nheartbeat_ttl = \"5s\"\nrecovery_interval = \"500ms\"\n\
@@ -62,4 +62,36 @@ async fn works(ledger: &Ledger, [one, other]: [Daemon; 2]) {
     ledger.worker_is(&worker, "dead", SOON).await;
     assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(400));
     assert_eq!((ledger.dead().await, ledger.deadlocks().await), (1, 0));
+}
+
+/// A server's clock that is set forward makes every worker look silent, the judges as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_clock_that_is_set_forward_makes_no_worker_dead() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    // Judges look far more often than anyone beats, and there is no lock to speak for the living.
+    let config = "[database]\npooler = \"transaction\"\n[liveness]\nheartbeat_interval = \"3s\"\nheartbeat_ttl = \"6s\"\n\
+                  recovery_interval = \"100ms\"\nrows_ttl = \"1m\"\nsettle = \"100ms\"\n[handlers.sleep]\nduration = \"100ms\"";
+    let daemons = [Daemon::builder(&db, config).start(), Daemon::builder(&db, config).start()];
+    for daemon in &daemons {
+        daemon.wait_ready().await;
+    }
+    // As the judges see it, an hour passes in a moment; and once it is only a little more than a worker may be silent.
+    for jump in ["1 hour", "5 seconds", "1 hour", "5 seconds"] {
+        let set =
+            "UPDATE musterd.workers SET seen_at = seen_at - $1::text::interval WHERE musterd.is_alive(state)";
+        ledger.client.execute(set, &[&jump]).await.unwrap();
+        let beats = ledger.number("SELECT count(*) FROM public.beats").await;
+        eventually(SOON, "everybody has beaten again", async || {
+            (ledger.number("SELECT count(*) FROM public.beats").await >= beats + 5).then_some(())
+        })
+        .await;
+        assert_eq!(ledger.dead().await, 0, "{jump}");
+    }
+    // Judges that judge: one that is gone is found.
+    let [one, other] = daemons;
+    let worker = ledger.worker_of(&one).await;
+    one.signal(Signal::KILL);
+    ledger.worker_is(&worker, "dead", SOON).await;
+    drop(other);
 }

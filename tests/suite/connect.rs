@@ -9,6 +9,7 @@ use deadpool_postgres::Timeouts;
 use musterd::store::connect::{Cause, ConnectError, Plans, SessionSettings, Target};
 
 use crate::suite::connect_server::{PASSWORD, Server, Tls};
+use crate::suite::support::database::TestDb;
 
 const ONE: NonZeroU32 = NonZeroU32::MIN;
 
@@ -246,4 +247,34 @@ async fn a_pool_fails_in_the_words_of_a_connection() {
     pool.close();
     let closed = target.explain(pool.get().await.expect_err("the pool is closed"));
     assert!(matches!(closed, ConnectError::PoolClosed { .. }), "{closed}");
+}
+
+#[tokio::test]
+async fn what_postgresql_says_is_described_without_the_rows_it_quotes() {
+    let db = TestDb::new().await;
+    let error = db
+        .client()
+        .await
+        .batch_execute("CREATE TEMP TABLE t (a text UNIQUE); INSERT INTO t VALUES ('canary'), ('canary')")
+        .await
+        .unwrap_err();
+    assert!(format!("{error:?}").contains("canary"), "the driver knows: {error:?}");
+    let described = musterd::periodic::describe(&error);
+    assert!(described.contains("duplicate key value") && !described.contains("canary"), "{described}");
+}
+
+#[tokio::test]
+async fn a_pooled_session_that_has_become_read_only_is_replaced() {
+    let db = TestDb::new().await;
+    let pool = Target::parse(db.url()).unwrap().pool(ONE, "pool", None).unwrap();
+    let first = pool.get().await.unwrap();
+    first.batch_execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY").await.unwrap();
+    drop(first);
+    for _ in 0..32 {
+        let client = pool.get().await.unwrap();
+        if client.batch_execute("CREATE TEMP TABLE t ()").await.is_ok() {
+            return;
+        }
+    }
+    panic!("a session that cannot write is handed out again and again");
 }

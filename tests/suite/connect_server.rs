@@ -75,6 +75,17 @@ impl Server {
         client.close().await;
     }
 
+    /// Replaces all its certificates, the authority's, its own and the client's, and ends all sessions of the old ones.
+    pub(crate) async fn rotate(&self) {
+        certificates(self.dir.path());
+        give_to_server(self.dir.path());
+        self.execute(
+            "SELECT pg_reload_conf();
+             SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename IS NOT NULL",
+        )
+        .await;
+    }
+
     async fn wait_until_ready(&mut self) {
         let deadline = Instant::now() + SOON;
         let target = self.target("postgres", "sslmode=disable");

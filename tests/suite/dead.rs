@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use musterd::store::{Store, recovery};
+use musterd::store::Store;
+use musterd::store::recovery::{self, Ran};
 use rustix::process::Signal;
 
 use crate::suite::support::config::TestConfig;
@@ -45,7 +46,11 @@ async fn kill_one(config: &str, sign: &str) -> f64 {
     let took = ledger.claimed_elsewhere(&worker, &killed, Duration::from_secs(130)).await;
     ledger.worker_is(&worker, "dead", SOON).await;
     heir.wait_for_log(SOON, |line| line.contains("declared dead") && line.contains(sign)).await;
-    assert!(metric(&heir, "musterd_liveness_recovered_blocks_total ").await >= 1.0);
+    // Counted after the commit that the claim above has seen.
+    eventually(SOON, "the recovery is counted", async || {
+        (metric(&heir, "musterd_liveness_recovered_blocks_total ").await >= 1.0).then_some(())
+    })
+    .await;
     assert_eq!(ledger.deadlocks().await, 0);
     took
 }
@@ -59,7 +64,7 @@ async fn rows_of_a_killed_worker_run_again_by_its_session_lock() {
     );
     let took = kill_one(&config, "its session lock is gone").await;
     println!("SIGKILL to the first row re-run, session lock, shipped settings: {took:.1} s");
-    assert!(took <= 70.0, "{took} s; ten, and a minute for a machine that has other things to do");
+    assert!(took <= 10.0, "{took} s");
 }
 
 /// L2 without the session lock: TTL + interval.
@@ -142,10 +147,10 @@ async fn a_recoverer_that_was_paused_touches_nothing_that_has_changed_hands() {
     schedule
         .run("user", &format!("SELECT 1 FROM musterd.blocks WHERE id = {} FOR UPDATE", listed[0].0))
         .await;
-    let freed = recovery::free_if_held(&mut quick, &listed, 3).await.unwrap();
+    let freed = recovery::free_if_held(&mut quick, &listed, 3, &Ran::default()).await.unwrap();
     assert_eq!((freed.blocks, freed.lines), (1, 100));
     schedule.run("user", "COMMIT").await;
-    let freed = recovery::free_if_held(&mut quick, &listed, 3).await.unwrap();
+    let freed = recovery::free_if_held(&mut quick, &listed, 3, &Ran::default()).await.unwrap();
     assert_eq!(freed.blocks, 1);
     let pieces = "SELECT count(*) FROM musterd.blocks WHERE worker IS NULL AND crashes = 1";
     assert_eq!(ledger.number(pieces).await, 16, "each block in eighths");
@@ -159,7 +164,7 @@ async fn a_recoverer_that_was_paused_touches_nothing_that_has_changed_hands() {
         listed[0].0
     );
     ledger.client.execute(&claim, &[]).await.unwrap();
-    let freed = recovery::free_if_held(&mut slow, &listed, 3).await.unwrap();
+    let freed = recovery::free_if_held(&mut slow, &listed, 3, &Ran::default()).await.unwrap();
     assert_eq!(freed.blocks, 0);
     assert_eq!(ledger.number("SELECT count(*) FROM musterd.blocks WHERE worker = 'alive'").await, 16);
     assert!(recovery::orphans(&slow).await.unwrap().is_empty());
@@ -195,11 +200,11 @@ async fn tasks_of_an_unknown_owner_go_back_to_their_queue() {
     let ledger = Ledger::open(&db).await;
     let task: i64 =
         ledger.client.query_one("SELECT musterd.enqueue('nobody_runs_this')", &[]).await.unwrap().get(0);
-    let run = "UPDATE musterd.tasks SET state = 'running', worker = 'gone', token = gen_random_uuid() WHERE id = $1";
+    let run = "SELECT guard.claim($1, p_worker => 'gone')";
     ledger.client.execute(run, &[&task]).await.unwrap();
     let daemon = Daemon::builder(&db, "").start();
     daemon.wait_for_log(SOON, |line| line.contains("freed what the dead held")).await;
-    let sql = "SELECT count(*) FROM musterd.tasks WHERE state = 'queued' AND worker IS NULL AND token IS NULL AND crashes = 1";
+    let sql = "SELECT count(*) FROM musterd.tasks WHERE state = 'queued' AND worker IS NULL AND crashes = 1";
     assert_eq!(ledger.number(sql).await, 1);
 }
 
@@ -209,22 +214,21 @@ async fn a_task_that_somebody_has_locked_does_not_keep_others_from_being_freed()
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
     let config: musterd::store::Config = toml::from_str(&format!("url = {:?}", db.url())).unwrap();
-    let mut client = Store::open(&config).unwrap().general.get().await.unwrap();
+    let client = Store::open(&config).unwrap().general.get().await.unwrap();
     let dead = "INSERT INTO musterd.workers (id, host, pid, version, state, ended_at) VALUES ('dead', 'h', 1, 'v', 'dead', now());
          INSERT INTO musterd.workers (id, host, pid, version) VALUES ('alive', 'h', 1, 'v');
-         INSERT INTO musterd.tasks (command, state, worker, token, claimed_at)
-         SELECT 'c', 'running', w, gen_random_uuid(), now() - interval '1 s' FROM unnest('{dead,dead,alive}'::text[]) w;
+         SELECT guard.claim(musterd.enqueue('c'), p_worker => w, p_at => now() - interval '1 s')
+           FROM unnest('{dead,dead,alive}'::text[]) w;
          UPDATE musterd.tasks SET run_at = now() - interval '1 hour';
-         INSERT INTO musterd.tasks (command, state, worker, token, claimed_at)
-         VALUES ('late', 'running', 'dead', gen_random_uuid(), now() + interval '1 s')";
+         SELECT guard.claim(musterd.enqueue('late'), p_worker => 'dead', p_at => now() + interval '1 s')";
     ledger.client.batch_execute(dead).await.unwrap();
     let mut schedule = Schedule::new(&db, &["user"]).await;
     schedule.run("user", "BEGIN").await;
     schedule.run("user", "SELECT 1 FROM musterd.tasks WHERE id = 1 FOR UPDATE").await;
-    assert_eq!(recovery::free_tasks(&mut client, 3).await.unwrap().freed, 2);
+    assert_eq!(recovery::free_tasks(&client, 3, &Ran::default()).await.unwrap().freed, 2);
     schedule.run("user", "COMMIT").await;
-    assert_eq!(recovery::free_tasks(&mut client, 3).await.unwrap().freed, 1);
-    assert_eq!(recovery::free_tasks(&mut client, 3).await.unwrap().freed, 0);
+    assert_eq!(recovery::free_tasks(&client, 3, &Ran::default()).await.unwrap().freed, 1);
+    assert_eq!(recovery::free_tasks(&client, 3, &Ran::default()).await.unwrap().freed, 0);
     let left = "SELECT count(*) FROM musterd.tasks WHERE worker = 'alive' AND state = 'running'";
     assert_eq!(ledger.number(left).await, 1);
     let charged =

@@ -37,7 +37,7 @@ impl Home {
         args.extend(more);
         let mut command = command(&self.0, &args);
         change(&mut command);
-        Dev { process: Process::start(command), dir }
+        Dev { process: Process::start(command), dir, running: self.0.join("state/musterd/running-dev.json") }
     }
 
     pub(crate) async fn musterd(&self, args: &[&str]) -> Output {
@@ -48,14 +48,17 @@ impl Home {
 pub(crate) struct Dev {
     pub(crate) process: Process,
     dir: PathBuf,
+    running: PathBuf,
 }
 
 impl Dev {
-    /// What it prints for `psql`, once it is ready.
+    /// How other commands connect, once it is ready. What it prints is without the password: nobody sees it.
     pub(crate) async fn url(&self) -> String {
         let line = self.process.out.wait_for(SOON, |line| line.starts_with("PostgreSQL ")).await;
         self.process.out.wait_for(SOON, |line| line.starts_with("Ctrl-C")).await;
-        line.split_whitespace().nth(1).unwrap().to_owned()
+        assert!(line.contains(":[redacted]@"), "{line}");
+        let running: serde_json::Value = serde_json::from_slice(&fs::read(&self.running).unwrap()).unwrap();
+        running["url"].as_str().unwrap().to_owned()
     }
 
     /// The server's process id, once there is one.

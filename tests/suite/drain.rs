@@ -74,6 +74,25 @@ async fn at_the_end_of_the_grace_rows_go_back_uncharged() {
     assert_eq!(ledger.number(free).await, 1);
 }
 
+/// L1: a replica with nothing to do looks rarely, so it is told of what another one gives back.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_replica_gives_back_wakes_an_idle_one() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let busy = Daemon::builder(&db, "[handlers.sleep]\nduration = \"1h\"\ntimeout = \"2h\"").start();
+    let batch = ledger.submit_block("sleep", 5).await;
+    ledger.somebody_holds(1, SOON).await;
+    let config = "[claim]\npoll_interval = \"1h\"\n[handlers.sleep]\nduration = \"0s\"";
+    let idle = Daemon::builder(&db, config).start();
+    idle.wait_ready().await;
+    busy.signal(Signal::TERM);
+    busy.wait_for_log(SOON, |line| line.contains("\"draining\"")).await;
+    busy.signal(Signal::TERM);
+    assert!(busy.wait_exit(SOON).await.success());
+    assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(5));
+    drop(idle);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_gives_back_at_once() {
     let db = TestDb::new().await;

@@ -34,7 +34,7 @@ enum Plan {
 }
 
 /// The first that is part of the command says what is done with it; a command that has none is run in a world with a worker.
-const PLANS: [(&str, Plan); 24] = [
+const PLANS: [(&str, Plan); 25] = [
     ("musterd run", Plan::Parsed("works until it is told to stop; tests/suite/process.rs runs it")),
     ("musterd dev", Plan::Parsed("has a PostgreSQL of its own; tests/suite/dev.rs runs it")),
     ("make ", Plan::Elsewhere("a target of the Makefile, which CI runs")),
@@ -43,6 +43,7 @@ const PLANS: [(&str, Plan); 24] = [
     ("man ./man", Plan::Elsewhere("needs the program man; cli_shell.rs looks at the page")),
     ("curl ", Plan::Get),
     ("musterd submit bad.ndjson", Plan::Done(1)),
+    ("musterd enqueue echo --file bad.ndjson", Plan::Done(1)),
     ("musterd config check --config wrong.toml", Plan::Done(2)),
     ("musterd doctor --strict", Plan::Whatever),
     ("musterd batch hold 17", Plan::Open),

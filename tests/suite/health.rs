@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::suite::api::caller::Caller;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::proxy::{Fault, FaultProxy};
@@ -87,7 +88,8 @@ async fn a_database_that_is_away_makes_it_unready_and_leaves_it_alive() {
 async fn while_flushes_fail_it_is_not_ready_and_says_why() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let daemon = Daemon::builder(&db, "").start();
+    let toml = format!("[http]\nlisten = \"0.0.0.0:{}\"", services::free_port());
+    let daemon = Daemon::builder(&db, &toml).start();
     daemon.wait_ready().await;
     ledger.client.batch_execute("ALTER TABLE musterd.outcomes RENAME COLUMN attempt TO gone").await.unwrap();
     ledger.submit("noop", 3).await;
@@ -100,6 +102,9 @@ async fn while_flushes_fail_it_is_not_ready_and_says_why() {
         answer.contains("writes: outcomes cannot be written: ") && answer.contains("attempt"),
         "{answer}"
     );
+    // Others hear which part it is, and nothing of what the database said.
+    let stranger = Caller::of(&daemon).send("GET", "/readyz", &[("host", "pod.example")], b"").await;
+    assert_eq!((stranger.status, &*stranger.body), (503, r#"{"ready":false,"reasons":["writes"]}"#));
     assert_eq!(daemon.get("/livez").await.unwrap().0, 200);
     ledger.client.batch_execute("ALTER TABLE musterd.outcomes RENAME COLUMN gone TO attempt").await.unwrap();
     daemon.wait_ready().await;

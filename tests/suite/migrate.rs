@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use musterd::store::connect::OneShot;
-use musterd::store::migrate::{self, Fit, MigrateError, MigrationState, SchemaState};
+use musterd::store::migrate::{self, Fit, MigrateError, MigrationState, SchemaState, WorkerSchema};
 
 use crate::suite::connect_server::{Server, Tls};
 
@@ -96,13 +96,15 @@ async fn who_waits_is_told_for_whom() {
     holder.query_one("SELECT pg_advisory_lock($1)", &[&key]).await.unwrap();
 
     let mut client = server.superuser("postgres").await;
-    let error = migrate::migrate_within(&mut client, Duration::from_millis(50)).await.unwrap_err();
+    let error = migrate::migrate_within(&mut client, Duration::from_millis(50), WorkerSchema::Keep)
+        .await
+        .unwrap_err();
     assert!(matches!(error, MigrateError::Locked { .. }), "{error}");
     assert!(error.to_string().contains("slow_sister pid "), "{error}");
     assert_eq!(count(&client, SCHEMAS).await, 0);
 
     // The wait ends when the other one does, not at its limit.
-    let waiting = migrate::migrate_within(&mut client, Duration::from_secs(60));
+    let waiting = migrate::migrate_within(&mut client, Duration::from_secs(60), WorkerSchema::Keep);
     let (report, ()) = tokio::join!(waiting, holder.close());
     assert!(!report.unwrap().applied.is_empty());
 }

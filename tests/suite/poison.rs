@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use musterd::handler::builtin::place;
-use musterd::store::tasks::{self, Scope, WantedTasks};
+use musterd::store::tasks::{self, Hint, Scope, WantedTasks};
 use rustix::process::Signal;
 use uuid::Uuid;
 
@@ -86,8 +86,7 @@ async fn a_solitary_row_runs_with_nothing_beside_it() {
          CREATE TRIGGER company AFTER UPDATE OF alone_at ON musterd.blocks FOR EACH ROW
              WHEN (NEW.alone_at IS NOT NULL) EXECUTE FUNCTION public.count_company()";
     ledger.client.batch_execute(watch).await.unwrap();
-    let alone = ledger.submit_block("echo", 1).await;
-    ledger.client.execute("UPDATE musterd.blocks SET crashes = 3, solo = true", &[]).await.unwrap();
+    let alone = ledger.submit_solo("echo").await;
     let busy = ledger.submit("sleep", 100).await;
     let daemon = Daemon::builder(&db, "[handlers.sleep]\nduration = \"100ms\"").start();
     assert_eq!(ledger.end_of(alone, SOON).await, End::succeeded(1));
@@ -101,6 +100,79 @@ async fn a_solitary_row_runs_with_nothing_beside_it() {
         .map(|r| r.get(0))
         .collect();
     assert_eq!(company, [0]);
+    drop(daemon);
+}
+
+/// A worker with a long task, and a row that is to run alone.
+async fn long_task_and_solo_row(db: &TestDb, ledger: &Ledger, config: &str) -> (Daemon, i64) {
+    let daemon = Daemon::builder(db, config).start();
+    ledger.client.execute("SELECT musterd.enqueue('long')", &[]).await.unwrap();
+    let runs = "SELECT count(*) FROM musterd.tasks WHERE command = 'long' AND state = 'running'";
+    eventually(SOON, "the long task runs", async || (ledger.number(runs).await == 1).then_some(())).await;
+    let solo = ledger.submit_solo("echo").await;
+    (daemon, solo)
+}
+
+const LONG_TASK: &str = "[queues.default]\nfibers = 4\n[claim]\npoll_interval = \"100ms\"\n\
+    [handlers.long]\nkind = \"builtin\"\nbuiltin = \"sleep\"\nduration = \"25s\"";
+
+async fn long_task_runs(ledger: &Ledger) -> bool {
+    let runs = "SELECT count(*) FROM musterd.tasks WHERE command = 'long' AND state = 'running'";
+    ledger.number(runs).await == 1
+}
+
+/// A solitary row keeps nothing else from running while it cannot be alone, and runs when it can.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_solitary_row_beside_a_long_task_holds_up_nothing() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let (daemon, solo) = long_task_and_solo_row(&db, &ledger, LONG_TASK).await;
+    let taken = "SELECT count(*) FROM public.claims WHERE solo";
+    eventually(SOON, "the worker waits to be alone", async || (ledger.number(taken).await > 0).then_some(()))
+        .await;
+    let batch = ledger.submit("noop", 100).await;
+    let task: i64 = ledger.client.query_one("SELECT musterd.enqueue('noop')", &[]).await.unwrap().get(0);
+    assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(100));
+    let ended = format!("SELECT count(*) FROM musterd.tasks WHERE id = {task} AND state = 'succeeded'");
+    eventually(SOON, "the task ends", async || (ledger.number(&ended).await == 1).then_some(())).await;
+    assert!(long_task_runs(&ledger).await, "everything waited for the long task");
+    assert_eq!(ledger.end(solo).await, None);
+    assert_eq!(ledger.end_of(solo, SOON).await, End::succeeded(1));
+    assert!(!long_task_runs(&ledger).await, "it was not alone");
+    drop(daemon);
+}
+
+/// The worker that cannot be alone gives it back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_solitary_row_goes_to_a_replica_with_nothing_in_hand() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let config = LONG_TASK.replace("25s", "1h");
+    let (busy, solo) = long_task_and_solo_row(&db, &ledger, &config).await;
+    let taken = "SELECT count(*) FROM public.claims WHERE solo";
+    eventually(SOON, "the worker waits to be alone", async || (ledger.number(taken).await > 0).then_some(()))
+        .await;
+    let idle = Daemon::builder(&db, &config).start();
+    assert_eq!(ledger.end_of(solo, SOON).await, End::succeeded(1));
+    assert!(long_task_runs(&ledger).await, "it waited for the long task of another worker");
+    drop((busy, idle));
+}
+
+/// A suspect that takes hours is alone for a while and not for hours.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_suspect_idles_its_worker_for_a_while_only() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let config = LONG_TASK.replace("25s", "1h");
+    let task = "INSERT INTO musterd.tasks (command, crashes) VALUES ('long', 2)";
+    ledger.client.execute(task, &[]).await.unwrap();
+    let daemon = Daemon::builder(&db, &config).start();
+    let alone = "SELECT count(*) FROM musterd.task_claims WHERE alone_at IS NOT NULL";
+    eventually(SOON, "the suspect is alone", async || (ledger.number(alone).await == 1).then_some(())).await;
+    let batch = ledger.submit("noop", 10).await;
+    assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(10));
+    assert!(long_task_runs(&ledger).await);
+    assert_eq!(ledger.number(alone).await, 0, "a death would count against it alone");
     drop(daemon);
 }
 
@@ -174,13 +246,13 @@ async fn a_task_that_kills_its_process_fails_alone() {
          CREATE FUNCTION public.count_company() RETURNS trigger LANGUAGE plpgsql AS $$
          BEGIN
              INSERT INTO public.company
-             SELECT (SELECT count(*) FROM musterd.tasks WHERE worker = NEW.worker AND id <> NEW.id)
+             SELECT (SELECT count(*) FROM musterd.tasks WHERE worker = NEW.worker AND NOT NEW.tasks @> id)
                     -- A row that was there at two deaths is to be alone as well: it waits, and has not begun.
                   + (SELECT count(*) FROM musterd.blocks
                       WHERE worker = NEW.worker AND NOT (solo AND alone_at IS NULL));
              RETURN NULL;
          END $$;
-         CREATE TRIGGER company AFTER UPDATE OF alone_at ON musterd.tasks FOR EACH ROW
+         CREATE TRIGGER company AFTER UPDATE OF alone_at ON musterd.task_claims FOR EACH ROW
              WHEN (NEW.alone_at IS NOT NULL) EXECUTE FUNCTION public.count_company()";
     ledger.client.batch_execute(watch).await.unwrap();
     let enqueue = "SELECT musterd.enqueue('killer', max_attempts => 1)";
@@ -233,8 +305,10 @@ async fn a_worker_holds_one_suspect_task_at_a_time() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
     let client = session(&db).await;
-    let add = "INSERT INTO musterd.tasks (command, crashes) SELECT 'c', unnest('{2,1,1,2,0,0}'::int[])";
-    ledger.client.batch_execute(add).await.unwrap();
+    for crashes in [2, 1, 1, 2, 0, 0] {
+        let add = "INSERT INTO musterd.tasks (command, crashes) VALUES ('c', $1)";
+        ledger.client.execute(add, &[&crashes]).await.unwrap();
+    }
     let claim = async |worker: &'static str, solo: bool| {
         let tokens: Vec<Uuid> = (0..4).map(|_| Uuid::new_v4()).collect();
         let wanted = WantedTasks {
@@ -242,17 +316,24 @@ async fn a_worker_holds_one_suspect_task_at_a_time() {
             worker,
             tokens: &tokens,
             commands: &["c".to_owned()],
+            most: &[4],
+            durable: &[],
             scope: Scope::Any,
             ignore_priority: false,
             behind_rows: None,
+            beside: 1,
+            hint: Hint::START,
         };
         let claimed: Vec<tasks::Task> = match solo {
-            true => tasks::take_solo(&client, &wanted).await.unwrap().into_iter().collect(),
-            false => tasks::claim(&client, &wanted).await.unwrap(),
+            true => {
+                let solo = tasks::claim_solo(&client, "default", worker, tokens[0], wanted.commands).await;
+                solo.unwrap().into_iter().collect()
+            }
+            false => tasks::claim(&client, &wanted).await.unwrap().tasks,
         };
         let mut ids: Vec<i64> = claimed.iter().map(|task| task.reference.id).collect();
         ids.sort_unstable();
-        assert!(claimed.iter().all(|task| task.is_solo() == solo));
+        assert!(claimed.iter().all(|task| task.is_solo == solo));
         ids
     };
     assert_eq!(claim("one", false).await, [2, 5, 6]);

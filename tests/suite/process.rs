@@ -1,10 +1,13 @@
 //! The process as its surroundings see it: health, signals, exit codes, and log lines that machines can read.
 
+use std::fs::OpenOptions;
 use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::suite::api::caller::Caller;
 use crate::suite::support::config::{TestConfig, musterd, stderr, stdout};
 use crate::suite::support::daemon::{Daemon, http_get};
 use crate::suite::support::database::TestDb;
@@ -218,4 +221,25 @@ async fn on_request_logs_are_for_people() {
     assert_eq!(http_get(config.http_port(), "/livez").await.unwrap().0, 200);
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait_exit(SOON).await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_the_system_never_ends_does_not_hold_up_the_exit() {
+    let (db, dir) = (TestDb::new().await, run::new_dir("fifo"));
+    // Who opens it for reading waits for a writer, for ever.
+    rustix::fs::mkfifoat(rustix::fs::CWD, dir.join("tokens"), rustix::fs::Mode::RWXU).unwrap();
+    let toml = format!("[http]\nread_tokens_file = {:?}", dir.join("tokens").display().to_string());
+    let daemon = Daemon::builder(&db, &toml).start();
+    daemon.wait_ready().await;
+    let caller = Caller::of(&daemon).with_token("canary-read-0123456789abcdef");
+    let waiting = caller.begin("GET", "/v1/queues", &[], Some(0)).await;
+    // It can be opened when the other end is: then the daemon reads, and as long as this end is open there is no end to that.
+    let writer = eventually(SOON, "the daemon reads", async || {
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        OpenOptions::new().write(true).custom_flags(nonblocking).open(dir.join("tokens")).ok()
+    })
+    .await;
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait_exit(SOON).await.code(), Some(0));
+    drop((waiting, writer));
 }

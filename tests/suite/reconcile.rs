@@ -69,12 +69,11 @@ async fn a_lost_task_is_freed_and_what_is_held_stays() {
     eventually(SOON, "a block and a task are held", async || (ledger.number(held).await == 2).then_some(()))
         .await;
     let tokens = "SELECT array_agg(token::text ORDER BY token) FROM (
-                      SELECT token FROM musterd.blocks UNION ALL SELECT token FROM musterd.tasks WHERE token IS NOT NULL) t";
+                      SELECT token FROM musterd.blocks UNION ALL SELECT token FROM musterd.task_claims) t";
     let tokens = async || ledger.client.query_one(tokens, &[]).await.unwrap().get::<_, Vec<String>>(0);
     let before = tokens().await;
     // As if a claim had been committed whose reply never came, and whose tokens were forgotten.
-    let lose = "INSERT INTO musterd.tasks (command, state, worker, token, claimed_at)
-                VALUES ('noop', 'running', $1, gen_random_uuid(), now()) RETURNING id";
+    let lose = "SELECT t.id FROM (SELECT musterd.enqueue('noop') AS id OFFSET 0) t, guard.claim(t.id, p_worker => $1)";
     for freed in 1..=2 {
         let lost: i64 = ledger.client.query_one(lose, &[&worker]).await.unwrap().get(0);
         let ended = format!(
@@ -86,4 +85,17 @@ async fn a_lost_task_is_freed_and_what_is_held_stays() {
     }
     assert_eq!(tokens().await, before);
     assert_eq!(metric(&daemon, "musterd_fenced_total ").await, 0.0);
+}
+
+/// A fiber that panics outside its handler loses nothing: what it held is forgotten, and so freed, while the process lives on.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_panicked_fiber_held_runs_again_in_the_same_process() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let batch = ledger.submit_block("noop", 3).await;
+    let panics = Daemon::builder(&db, OFTEN).env("MUSTERD_FAILPOINTS", "fiber.start=1*panic").start();
+    assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(3));
+    panics.wait_for_log(SOON, |line| line.contains("a fiber panicked")).await;
+    assert_eq!(ledger.number("SELECT count(DISTINCT worker) FROM public.claims").await, 1);
+    assert_eq!(metric(&panics, "musterd_liveness_reconciled_total ").await, 1.0);
 }

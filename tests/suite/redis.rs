@@ -142,7 +142,7 @@ async fn a_worker_that_is_silent_in_postgresql_and_beats_in_redis_is_left_in_pea
     })
     .await;
     let beat = "MUSTER_{silent-1-1}_HEARTBEAT";
-    client.set::<(), _, _>(beat, "alive", Some(Expiration::EX(600)), None, false).await.unwrap();
+    client.set::<(), _, _>(beat, "alive", Some(Expiration::EX(20)), None, false).await.unwrap();
     let silent = "INSERT INTO musterd.workers (id, host, pid, version, seen_at)
          VALUES ('silent-1-1', 'h', 1, 'v', now() - interval '1 hour')";
     ledger.client.execute(silent, &[]).await.unwrap();

@@ -83,7 +83,7 @@ async fn what_was_aborted_or_belongs_to_an_ended_parent_is_not_driven_again() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let parent = value(&client, "SELECT musterd.enqueue('parent')").await;
-    client.batch_execute("UPDATE musterd.tasks SET state = 'waiting'").await.unwrap();
+    client.batch_execute("UPDATE musterd.task_records SET state = 'waiting'").await.unwrap();
     let child = ended(&client, 3, &format!(", parent_id => {parent}")).await;
     // The parent has not ended: the batch is open below it again, and keeps it from ending.
     client.batch_execute("BEGIN").await.unwrap();

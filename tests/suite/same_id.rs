@@ -31,7 +31,7 @@ impl Handler for Remembering {
 
 /// Submits a batch of a tenant, as the first that ever was.
 async fn first_batch(client: &Client, tenant: &str, attempts: i32) -> i64 {
-    client.batch_execute("ALTER SEQUENCE musterd.tasks_id_seq RESTART").await.unwrap();
+    client.batch_execute("ALTER SEQUENCE musterd.task_records_id_seq RESTART").await.unwrap();
     let submit = format!(
         "SELECT musterd.submit_batch('work', ARRAY(SELECT to_jsonb(CASE n WHEN 2 THEN 'again ' ELSE '' END || '{tenant}' || n)
                                                      FROM generate_series(1, 30) n),
@@ -51,7 +51,7 @@ async fn a_batch_with_an_id_that_was_handed_out_before_gets_nothing_of_the_old_o
     assert_eq!(end_of(&client, a).await, ("succeeded".into(), 30, 0, 0));
     // The standby that takes over has never seen it.
     let forget = "DELETE FROM musterd.chunks; DELETE FROM musterd.outcomes; DELETE FROM musterd.failures;
-                  DELETE FROM musterd.batches; DELETE FROM musterd.tasks";
+                  DELETE FROM musterd.batches; DELETE FROM musterd.task_tickets; DELETE FROM musterd.tasks";
     by_hand(&client, forget).await;
     let before = std::mem::take(&mut *handler.0.lock().unwrap());
     let b = first_batch(&client, "B", 1).await;

@@ -7,7 +7,7 @@ use musterd::json::Json;
 use musterd::store::batches::Completion;
 use musterd::store::blocks::Block;
 use musterd::store::flush::{self, BlockWrite, Close, Unanswered};
-use musterd::store::recovery;
+use musterd::store::recovery::{self, Ran};
 
 use crate::suite::support::database::TestDb;
 use crate::suite::support::ledger::{
@@ -48,7 +48,7 @@ async fn a_zombies_partial_flush_after_a_split_is_refused() {
     assert_eq!(write(&zombie, before.clone()).await, written(3));
     // No worker of this name is alive, so its block is an orphan.
     let orphans = recovery::orphans(&heir).await.unwrap();
-    let freed = recovery::free_if_held(&mut heir, &orphans, 3).await.unwrap();
+    let freed = recovery::free_if_held(&mut heir, &orphans, 3, &Ran::default()).await.unwrap();
     assert_eq!((freed.blocks, freed.lines, freed.failed), (1, 17, 0));
     let pieces = "SELECT lines FROM musterd.blocks ORDER BY lower(lines)";
     let expected =

@@ -38,7 +38,10 @@ async fn what_cannot_be_is_refused_in_words_and_without_the_payload() {
         (task("queue => ''"), "queue is empty"),
         (task("max_attempts => 0"), "max_attempts is 0"),
         (task("timeout => '0'"), "timeout is 00:00:00"),
-        (task("timeout => '1000 years'"), "timeout is 1000 years"),
+        (task("max_attempts => 1001"), "max_attempts is 1001"),
+        (task("timeout => '25 days'"), "timeout is 25 days"),
+        (task("priority => 1000001"), "priority is 1000001"),
+        (task("priority => -1000001"), "priority is -1000001"),
         (task("on_child_failure => 'x'"), "on_child_failure is \"x\""),
         (task("dedup_key => ''"), "dedup_key is empty"),
         (task("idempotency_key => repeat('k', 256)"), "idempotency_key has 256 characters"),
@@ -47,6 +50,9 @@ async fn what_cannot_be_is_refused_in_words_and_without_the_payload() {
         ("musterd.submit_batch(NULL, '[\"canary\"]')".to_owned(), "command is null"),
         (batch("queue => 'a b'"), "queue \"a b\" cannot be a name"),
         (batch("max_attempts => 0"), "max_attempts is 0"),
+        (batch("max_attempts => 1001"), "max_attempts is 1001"),
+        (batch("row_timeout => '25 days'"), "row_timeout is 25 days"),
+        (batch("priority => 1000001"), "priority is 1000001"),
         (batch("max_failed => -1"), "max_failed is -1"),
         (batch("max_failed_percent => 'NaN'"), "max_failed_percent is NaN"),
         (batch("on_done => ''"), "on_done is empty"),
@@ -69,19 +75,14 @@ async fn what_cannot_be_is_refused_in_words_and_without_the_payload() {
     let insert = "INSERT INTO musterd.tasks (command, payload) VALUES ('a b', '\"canary\"')";
     assert_eq!(refusal(&client, insert).await, "22023 command \"a b\" cannot be a name");
     // What a handler's reply asks for.
-    client
-        .batch_execute(&format!(
-            "UPDATE musterd.tasks SET state = 'running', worker = 'w', token = gen_random_uuid() WHERE id = {parent}"
-        ))
-        .await
-        .unwrap();
+    client.batch_execute(&format!("SELECT guard.claim({parent})")).await.unwrap();
     for (spawn, after, words) in [
         ("'[{\"command\": \"\"}]'", "NULL", format!("22023 command of a child of task {parent} is empty")),
         ("NULL", "'[{\"command\": \"\"}]'", format!("22023 command of an uncle of task {parent} is empty")),
     ] {
         let finish = format!(
-            "SELECT musterd.finish_tasks(ARRAY[ROW (id, token, 'succeeded', NULL, NULL, 0, {spawn}, {after})::musterd.task_outcome])
-               FROM musterd.tasks WHERE id = {parent}"
+            "SELECT musterd.finish_tasks(ARRAY[ROW ({parent}, token, 'succeeded', NULL, NULL, 0, {spawn}, {after})::musterd.task_outcome])
+               FROM musterd.task_claims WHERE tasks @> {parent}::bigint"
         );
         assert_eq!(refusal(&client, &finish).await, words);
     }
@@ -170,7 +171,7 @@ async fn a_dedup_key_joins_what_waits_for_its_first_claim() {
     assert_eq!(value(&client, &enqueue(3, ", dedup_replace => true, delay => '1 h'")).await, id);
     assert_eq!(value(&client, &task).await, "3|scheduled");
     // Claimed once, even if it is to be tried again: a newer request is a task of its own.
-    let claim = format!("UPDATE musterd.tasks SET state = 'scheduled', claimed_at = now() WHERE id = {id}");
+    let claim = format!("UPDATE musterd.task_records SET claimed_at = now() WHERE id = {id}");
     client.batch_execute(&claim).await.unwrap();
     let newer = value(&client, &enqueue(4, "")).await;
     assert_ne!(newer, id);

@@ -6,29 +6,41 @@ use tokio_postgres::Client;
 
 use crate::suite::support::database::TestDb;
 
-/// They only look: for everyone who may read.
-const READERS: &str = "allowed_failures audit batch_has_work_now batch_row batch_rows check_batch check_key check_limits check_name \
-    check_task chunks_of count_lines describe_error due_at failed_now focus has_failed_siblings has_pending_children has_work_now \
-    is_alive is_final is_name is_unfinished line_set lines_of row_array row_texts runs_under shown_state";
-/// They submit and steer, as SECURITY DEFINER.
-const PRODUCERS: &str = "abort append_rows enqueue enqueue_after hold redrive release spawn submit_batch";
-/// They change tables, or steer what belongs to operators: for workers, and for the commands that an operator runs as one.
-const WORKERS: &str = "abort_batch abort_children abort_task add_task append_texts check_budget claim_sql_task complete_batch \
-    complete_or_ask complete_parent complete_parent_if_ready complete_scope complete_scopes cut_chunks describe_task drop_free_blocks \
-    end_task enforce_no_grandchildren extend_batch fail_attempt fill_in_task find_by_idempotency_key finish_batch finish_parent \
-    finish_tasks first_waiting_parent grow_batch heal_batch join_pending lock_for_append lock_for_outcomes lock_task open_batch \
-    pause_queue process_queue process_tasks register_command release_batch release_uncles reopen_failed_lines reopen_lines \
-    reserve_batch_id resume_queue retry_task run_task start_ready_uncles sweep_uncles tell_ended wake_queues wake_structured";
+/// They compute, or read only what the caller submitted: for every role.
+const EVERYONE: &str = "allowed_failures batch_row batch_rows caller check_batch check_key check_limits check_name check_task count_lines \
+    describe_error has_failed_siblings has_pending_children id_set is_alive is_final is_name is_open is_server_trouble is_unfinished \
+    line_set lines_of row_array row_texts shown_state task_ids";
+/// They only look: for everyone who may read all.
+const READERS: &str = "acts_as audit batch_has_work_now children_by_state chunks_of failed_now focus has_work_now is_about_to_end may_see rows_priority steers_all";
+/// They submit, as SECURITY DEFINER.
+const PRODUCERS: &str = "append_rows enqueue enqueue_after enqueue_many set_result spawn submit_batch";
+/// They steer: operators everything, producers what they submitted.
+const STEERING: &str = "abort hold redrive release";
+/// They steer what is not a producer's.
+const OPERATORS: &str = "pause_queue resume_queue retry_task";
+/// They change tables, or hand out tokens: for workers.
+const WORKERS: &str = "abort_batch abort_children abort_task add_task add_tasks_by_key append_texts check_budget check_isolation check_submitter \
+    claim_solo_task claim_sql_task claim_tasks claimed_tasks clean_session complete_batch complete_or_ask complete_parent complete_parent_if_ready \
+    complete_scope complete_scopes cut_chunks describe_task drop_free_blocks due_at end_task enforce_no_grandchildren extend_batch fail_attempt \
+    fill_in_task find_append find_by_idempotency_key find_many_by_idempotency_key finish_batch finish_own_tasks finish_parent finish_tasks first_waiting_parent \
+    free_claims grow_batch heal_batch issue_first_tickets issue_tickets join_pending lock_for_append lock_for_outcomes lock_task lock_ticket \
+    make_ready open_batch pass_by_locked process_queue process_tasks ready_heads record_death record_event record_steering record_unbalanced \
+    register_command reissue_ticket release_batch release_uncles remember_append reopen_failed_lines reopen_lines reserve_batch_id run_task runs_under \
+    start_ready_uncles suspect_ticket sweep_tickets sweep_uncles take_tickets tell_ended tell_states wake_structured";
 /// They grant.
-const OWNER: &str = "grant_functions grant_roles make_role";
+const OWNER: &str = "grant_functions grant_reading grant_roles make_role";
 
-/// Workers write them, everyone else reads.
-const TABLES: &str = "batches blocks chunks commands failures failures_history outcomes queues rate_limits task_waits tasks workers";
-/// Only migrations write them.
-const FIXED: &str = "schema_compat schema_history";
-const VIEWS: &str = "batch_progress batches_over parents_over paused_queues recorded_lines results rows";
+/// Workers write them; operators and observers read.
+const TABLES: &str = "appends batches chunks commands failures failures_history queues rate_limits task_records task_tickets task_waits";
+/// The same, but for a column that is the workers' own.
+const WITH_SECRETS: &str = "blocks outcomes task_claims workers";
+/// Only migrations, or functions, write them.
+const FIXED: &str = "events schema_compat schema_history";
+const VIEWS: &str = "batch_progress batches_over parents_aborting parents_over recorded_lines results rows tasks uncles_ready";
+/// For producers, too.
+const OWN: &str = "my_batches my_tasks paused_queues";
 
-const ROLES: [&str; 3] = ["musterd_observer", "musterd_producer", "musterd_worker"];
+const ROLES: [&str; 4] = ["musterd_observer", "musterd_operator", "musterd_producer", "musterd_worker"];
 
 /// By name: what each role may do, `sql` giving a name and a word for each role.
 async fn found(client: &Client, sql: &str) -> BTreeMap<String, BTreeSet<String>> {
@@ -68,9 +80,17 @@ async fn every_function_has_its_callers() {
     let sql = format!(
         "SELECT p.proname::text, {may} FROM pg_proc p WHERE p.pronamespace = 'musterd'::regnamespace"
     );
-    let decided = [(READERS, "111"), (PRODUCERS, "011"), (WORKERS, "001"), (OWNER, "000")];
+    let decided = [
+        (EVERYONE, "1111"),
+        (READERS, "1101"),
+        (STEERING, "0111"),
+        (PRODUCERS, "0011"),
+        (OPERATORS, "0101"),
+        (WORKERS, "0001"),
+        (OWNER, "0000"),
+    ];
     agrees("function", &found(&client, &sql).await, &decided);
-    // A role that has none of the three may call nothing, trigger functions included.
+    // A role that has none of the four may call nothing, trigger functions included.
     let stranger = "SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'musterd'::regnamespace
                       AND has_function_privilege('pg_monitor', p.oid, 'EXECUTE')";
     assert_eq!(client.query_one(stranger, &[]).await.unwrap().get::<_, i64>(0), 0);
@@ -94,9 +114,22 @@ async fn every_table_has_its_readers_and_writers() {
     let sql = format!(
         "SELECT c.relname::text, {may} FROM pg_class c WHERE c.relnamespace = 'musterd'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')"
     );
-    let read = "10000 10000 10000";
-    let decided = [(TABLES, "10000 10000 11110"), (FIXED, read), (VIEWS, read)];
+    let read = "10000 10000 00000 10000";
+    let decided = [
+        (TABLES, "10000 10000 00000 11110"),
+        (WITH_SECRETS, "00000 00000 00000 11110"),
+        (FIXED, read),
+        (VIEWS, read),
+        (OWN, "10000 10000 10000 10000"),
+    ];
     agrees("table", &found(&client, &sql).await, &decided);
+    let secrets =
+        "SELECT string_agg(DISTINCT r || ' ' || c.relname || '.' || a.attname, ', ') FROM pg_class c
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+       CROSS JOIN unnest(ARRAY['musterd_observer', 'musterd_operator', 'musterd_producer']) r
+       WHERE c.relnamespace = 'musterd'::regnamespace AND c.relkind IN ('r', 'v')
+         AND a.attname IN ('token', 'lock_key') AND has_column_privilege(r, c.oid, a.attnum, 'SELECT')";
+    assert_eq!(client.query_one(secrets, &[]).await.unwrap().get::<_, Option<String>>(0), None);
     let columns = "SELECT string_agg(a.attname, ' ' ORDER BY a.attname) FROM pg_attribute a
         WHERE a.attrelid = 'musterd.tasks'::regclass AND a.attnum > 0 AND has_column_privilege('musterd_producer', a.attrelid, a.attnum, 'INSERT')";
     let inserted: String = client.query_one(columns, &[]).await.unwrap().get(0);
@@ -104,7 +137,7 @@ async fn every_table_has_its_readers_and_writers() {
         inserted,
         "command dedup_key idempotency_key max_attempts on_child_failure payload priority queue run_at timeout traceparent"
     );
-    let sequences = "SELECT count(*) FROM pg_class c, unnest(ARRAY['musterd_observer', 'musterd_producer', 'pg_monitor']) r
+    let sequences = "SELECT count(*) FROM pg_class c, unnest(ARRAY['musterd_observer', 'musterd_operator', 'musterd_producer', 'pg_monitor']) r
         WHERE c.relnamespace = 'musterd'::regnamespace AND c.relkind = 'S' AND has_sequence_privilege(r, c.oid, 'USAGE, SELECT, UPDATE')";
     assert_eq!(client.query_one(sequences, &[]).await.unwrap().get::<_, i64>(0), 0);
 }

@@ -15,8 +15,8 @@ async fn parent_of_ended_children(db: &TestDb) -> String {
     let child = value(&client, &format!("SELECT musterd.spawn('child', '{{}}', {parent})")).await;
     client
         .batch_execute(&format!(
-            "UPDATE musterd.tasks SET state = 'waiting' WHERE id = {parent};
-             UPDATE musterd.tasks SET state = 'succeeded', finished_at = now() WHERE id = {child}"
+            "UPDATE musterd.task_records SET state = 'waiting' WHERE id = {parent};
+             UPDATE musterd.task_records SET state = 'succeeded', finished_at = now() WHERE id = {child}"
         ))
         .await
         .unwrap();
@@ -125,13 +125,14 @@ async fn of_two_dependencies_that_end_at_once_the_second_starts_the_uncle() {
         value(&client, &format!("SELECT musterd.enqueue_after('u', '{{}}', ARRAY[{one}, {other}])")).await;
     schedule.run("a", "BEGIN").await;
     schedule.run("a", &format!("SELECT musterd.abort({one})")).await.rows();
-    schedule.blocks("b", &format!("SELECT musterd.abort({other})")).await;
+    // It waits for nobody, and leaves the uncle, which is locked, to the check that it asks for.
+    schedule.run("b", "LISTEN musterd_check").await;
+    schedule.run("b", &format!("SELECT musterd.abort({other})")).await.rows();
     schedule.run("a", "COMMIT").await;
-    schedule.resumes("b").await.rows();
-    assert_eq!(
-        value(&client, &format!("SELECT state FROM musterd.tasks WHERE id = {uncle}")).await,
-        "queued"
-    );
+    let state = format!("SELECT state FROM musterd.tasks WHERE id = {uncle}");
+    assert_eq!(value(&client, &state).await, "scheduled");
+    assert_eq!(value(&client, &format!("SELECT musterd.complete_scope({uncle})")).await, "open");
+    assert_eq!(value(&client, &state).await, "queued");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,9 +186,11 @@ async fn the_last_two_children_that_end_side_by_side_leave_the_parent_to_the_nex
         )
         .await
         .unwrap();
-    let parent =
-        value(&client, "INSERT INTO musterd.tasks (command, state) VALUES ('noop', 'waiting') RETURNING id")
-            .await;
+    let parent = value(
+        &client,
+        "INSERT INTO musterd.task_records (command, state) VALUES ('noop', 'waiting') RETURNING id",
+    )
+    .await;
     for _ in 0..2 {
         client.batch_execute(&format!("SELECT musterd.spawn('noop', '{{}}', {parent})")).await.unwrap();
     }

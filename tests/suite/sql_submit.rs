@@ -8,6 +8,8 @@ use tokio::sync::Barrier;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::ledger::{carve, session, success, write, written};
 use crate::suite::support::sql::{refusal, rows, value};
+use crate::suite::support::tasks::SOON;
+use crate::suite::support::wait::eventually;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_has_what_it_was_given_and_defaults_for_the_rest() {
@@ -209,7 +211,7 @@ async fn rows_are_added_to_a_batch_that_is_held_or_runs_and_to_no_other() {
     assert_eq!(value(&client, &append("'[]'::jsonb")).await, "4");
     let staged = format!(
         "BEGIN; CREATE TEMP TABLE staged (first_line int, last_line int, inputs text) ON COMMIT DROP;
-         INSERT INTO staged VALUES (2, 2, '6'), (1, 1, '5'); SELECT musterd.extend_batch({id}, 'pg_temp.staged'); COMMIT"
+         INSERT INTO staged VALUES (2, 2, '6'), (1, 1, '5'); SELECT e.rows FROM musterd.extend_batch({id}, 'pg_temp.staged') e; COMMIT"
     );
     assert_eq!(rows(&client, &staged).await, ["6"]);
     let lines = format!(
@@ -227,4 +229,47 @@ async fn rows_are_added_to_a_batch_that_is_held_or_runs_and_to_no_other() {
     let said = refusal(&client, &append("'[7]'::jsonb")).await;
     assert!(said.starts_with("23514") && said.contains("has ended"), "{said}");
     assert!(refusal(&client, "SELECT musterd.append_rows(4711, '[1]'::jsonb)").await.starts_with("P0002"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_with_a_key_are_added_once_however_often_they_are_sent() {
+    let db = TestDb::new().await;
+    let (client, other) = (db.client().await, db.client().await);
+    let id = value(&client, "SELECT musterd.submit_batch('work', '[1]'::jsonb, hold => true)").await;
+    let append = |rows: &str, key: &str| {
+        format!("SELECT musterd.append_rows({id}, {rows}, idempotency_key => '{key}')")
+    };
+    // Two at once: the second waits for the first and gets its answer.
+    client.batch_execute("BEGIN").await.unwrap();
+    assert_eq!(value(&client, &append("'[2, 3]'::jsonb", "a")).await, "3");
+    let rows = append("ARRAY['2', '3']::jsonb[]", "a");
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let third = db.client().await;
+    let (second, ()) = tokio::join!(value(&other, &rows), async {
+        eventually(SOON, "the second waits", async || (value(&third, waits).await == "1").then_some(()))
+            .await;
+        client.batch_execute("COMMIT").await.unwrap();
+    });
+    assert_eq!(second, "3");
+    for form in ["'[2, 3]'::json", "'[2, 3]'", "'[ 2,3 ]'::jsonb"] {
+        assert_eq!(value(&client, &append(form, "a")).await, "3", "{form}");
+    }
+    assert_eq!(value(&client, &append("'[4]'::jsonb", "b")).await, "4");
+    assert_eq!(value(&client, &append("'[2, 3]'::jsonb", "a")).await, "3", "as it was then");
+    for rows in ["'[2]'::jsonb", "'[3, 2]'::jsonb", "'[]'::jsonb"] {
+        let said = refusal(&client, &append(rows, "a")).await;
+        assert!(said.starts_with("23505") && said.contains("other rows"), "{said}");
+    }
+    assert!(refusal(&client, &append("'[5]'::jsonb", "")).await.contains("is empty"));
+    // A key is one of the batch: another batch may have the same.
+    let another = value(&client, "SELECT musterd.submit_batch('work', '[1]'::jsonb, hold => true)").await;
+    let same = format!("SELECT musterd.append_rows({another}, '[9]'::jsonb, 'a')");
+    assert_eq!(value(&client, &same).await, "2");
+    client.batch_execute(&format!("SELECT musterd.abort({id})")).await.unwrap();
+    assert_eq!(
+        value(&client, &append("'[2, 3]'::jsonb", "a")).await,
+        "3",
+        "an answer, whatever became of the batch"
+    );
+    assert!(refusal(&client, &append("'[2, 3]'::jsonb", "c")).await.contains("is being aborted"));
 }

@@ -92,7 +92,7 @@ async fn an_exception_is_a_failed_attempt_whose_effects_vanish() {
         .await
         .unwrap();
     client.batch_execute(ROUND).await.unwrap();
-    let task = "SELECT state, attempt, split_part(error, E'\\n', 1), run_at > now(), worker IS NULL AND token IS NULL FROM musterd.tasks";
+    let task = "SELECT state, attempt, split_part(error, E'\\n', 1), run_at > now(), worker IS NULL FROM musterd.tasks";
     assert_eq!(value(&client, task).await, "scheduled|2|boom (SQLSTATE P0001)|t|t");
     client.batch_execute("UPDATE musterd.tasks SET run_at = now()").await.unwrap();
     client.batch_execute(ROUND).await.unwrap();
@@ -292,7 +292,8 @@ async fn a_round_that_could_not_do_its_work_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_trigger_against_grandchildren_is_named_so_and_fires_before_the_defaults() {
     let (_db, client) = seeded().await;
-    let order = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'musterd.tasks'::regclass AND NOT tgisinternal
+    let order =
+        "SELECT tgname FROM pg_trigger WHERE tgrelid = 'musterd.task_records'::regclass AND NOT tgisinternal
                     AND tgtype & 6 = 6 ORDER BY tgname";
     assert_eq!(rows(&client, order).await, ["enforce_no_grandchildren", "fill_in_task"]);
 }

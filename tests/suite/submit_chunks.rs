@@ -38,7 +38,7 @@ async fn send(client: &mut Client, key: Option<&str>, text: &str) -> Result<Subm
 }
 
 async fn add(client: &mut Client, id: i64, text: &str) -> Appended {
-    append(client, id, given(text, Format::Ndjson), Meter::default()).await.unwrap()
+    append(client, id, None, given(text, Format::Ndjson), Meter::default()).await.unwrap()
 }
 
 fn numbers(first: usize, last: usize) -> String {
@@ -84,9 +84,12 @@ async fn appended_rows_follow_without_a_gap() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
     let id = send(&mut client, None, "1\n2\n").await.unwrap().id;
-    assert_eq!(add(&mut client, id, &numbers(3, 603)).await, Appended { id, added: 601, rows: 603 });
-    assert_eq!(add(&mut client, id, "").await, Appended { id, added: 0, rows: 603 });
-    assert_eq!(add(&mut client, id, "604\n").await, Appended { id, added: 1, rows: 604 });
+    assert_eq!(
+        add(&mut client, id, &numbers(3, 603)).await,
+        Appended { id, added: 601, rows: 603, repeated: false }
+    );
+    assert_eq!(add(&mut client, id, "").await, Appended { id, added: 0, rows: 603, repeated: false });
+    assert_eq!(add(&mut client, id, "604\n").await, Appended { id, added: 1, rows: 604, repeated: false });
     assert_eq!(chunks(&client, id).await, [(1, 2), (3, 502), (503, 603), (604, 604)]);
     let want: Vec<_> = (1..=604).map(|line| (line, line.to_string())).collect();
     assert_eq!(inputs(&client, id).await, want);
@@ -99,7 +102,7 @@ async fn a_row_over_several_lines_is_stored_as_one() {
     let array = given("[\n {\n  \"a\": \"x\\ny\",\r\n  \"b\": [\n1]\n }, 2\n]", Format::JsonArray);
     let id = submit(&mut client, &order(None), array, Meter::default()).await.unwrap().id;
     let csv = given("a\n\"x\ny\"\n\"\r\n\"\n", Format::Csv(CsvOptions::default()));
-    append(&mut client, id, csv, Meter::default()).await.unwrap();
+    append(&mut client, id, None, csv, Meter::default()).await.unwrap();
     let want = [r#"{"a": "x\ny", "b": [1]}"#, "2", r#"{"a": "x\ny"}"#, r#"{"a": "\r\n"}"#];
     let found: Vec<String> = inputs(&client, id).await.into_iter().map(|(_, input)| input).collect();
     assert_eq!(found, want);
@@ -119,7 +122,7 @@ async fn only_a_request_with_a_key_is_hashed() {
     let mut client = db.client().await;
     send(&mut client, None, "1\n").await.unwrap();
     let first = send(&mut client, Some("key"), &numbers(1, 600)).await.unwrap();
-    let hashed = "SELECT string_agg(coalesce(octet_length(request_hash), 0)::text, ' ' ORDER BY id) FROM musterd.tasks";
+    let hashed = "SELECT string_agg(coalesce(octet_length(request_hash), 0)::text, ' ' ORDER BY id) FROM musterd.task_records";
     assert_eq!(ask::<String>(&client, hashed).await, "0 32");
 
     let again = send(&mut client, Some("key"), &numbers(1, 600)).await.unwrap();

@@ -69,7 +69,7 @@ async fn a_handler_in_rust_has_children_siblings_and_uncles() {
     let order = format!(
         "SELECT u.claimed_at >= p.finished_at AND p.finished_at >= max(c.finished_at)
            FROM musterd.tasks u, musterd.tasks p JOIN musterd.tasks c ON c.parent_id = p.id
-          WHERE u.id = {uncle} AND p.id = {parent} GROUP BY u.id, p.id"
+          WHERE u.id = {uncle} AND p.id = {parent} GROUP BY u.claimed_at, p.finished_at"
     );
     assert_eq!(text(&client, &order).await, "t");
 
@@ -219,7 +219,7 @@ const AUDIT: &str = "
     CREATE TABLE app.ends (task_id bigint, state text);
     CREATE FUNCTION app.note_end() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN INSERT INTO app.ends VALUES (NEW.id, NEW.state); RETURN NULL; END $$;
-    CREATE TRIGGER note_end AFTER UPDATE ON musterd.tasks FOR EACH ROW
+    CREATE TRIGGER note_end AFTER UPDATE ON musterd.task_records FOR EACH ROW
         WHEN (NEW.state IN ('succeeded', 'failed', 'aborted')) EXECUTE FUNCTION app.note_end();
     CREATE TABLE app.effects (task_id bigint);
     CREATE PROCEDURE app.part(p_task_id bigint, p_payload jsonb) LANGUAGE sql AS $$ INSERT INTO app.effects VALUES (p_task_id) $$;

@@ -66,18 +66,33 @@ async fn outcomes_take_their_tasks_and_the_parents_these_spawn_for_by_id() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_that_end_take_their_uncles_by_id() {
+async fn tasks_that_end_are_taken_by_id() {
     let db = TestDb::new().await;
-    let client = db.client().await;
     let one = task(&db, "state", "'running'").await;
     let other = task(&db, "state", "'running'").await;
-    let mut ids = vec![one, other];
-    for after in [vec![other], vec![one, other], vec![one]] {
-        let sql = format!("SELECT musterd.enqueue_after('c', '{{}}', ARRAY{after:?})");
-        ids.push(number(&client, &sql).await);
-    }
     let finish = |id: i64| finish_with(id, "succeeded", "NULL", "NULL");
-    locks_in_order(&db, &ids, &finish_both(&finish(one), &finish(other))).await;
+    locks_in_order(&db, &[one, other], &finish_both(&finish(one), &finish(other))).await;
+}
+
+/// A producer may have an uncle locked for as long as it likes: what it waits for ends all the same, and it starts afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_uncle_that_is_locked_keeps_no_task_from_ending() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (one, other) = (task(&db, "state", "'running'").await, task(&db, "state", "'running'").await);
+    let sql = format!("SELECT musterd.enqueue_after('c', '{{}}', ARRAY[{one}, {other}])");
+    let uncle = number(&client, &sql).await;
+    let mut schedule = Schedule::new(&db, &["producer", "worker"]).await;
+    schedule.run("producer", "BEGIN").await;
+    schedule.run("producer", &format!("{} FOR NO KEY UPDATE", row(uncle))).await.rows();
+    let finish = |id: i64| finish_with(id, "succeeded", "NULL", "NULL");
+    let both = finish_both(&finish(one), &finish(other));
+    assert_eq!(schedule.run("worker", &both).await.rows(), ["succeeded", "succeeded", ""]);
+    let state = format!("SELECT state FROM musterd.tasks WHERE id = {uncle}");
+    assert_eq!(schedule.run("worker", &state).await.rows(), ["scheduled"]);
+    schedule.run("producer", "COMMIT").await;
+    assert_eq!(schedule.run("worker", &complete(uncle)).await.rows(), ["open"]);
+    assert_eq!(schedule.run("worker", &state).await.rows(), ["queued"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -68,17 +68,42 @@ async fn enqueue_all(client: &Client, command: &str, count: usize) -> Vec<i64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_scope_whose_end_is_being_written_is_waited_for_a_moment() {
+    let (_db, client) = prepared().await;
+    let parent = number(&client, "SELECT musterd.enqueue('plan', queue => 'lane')").await;
+    let family = format!(
+        "SELECT musterd.spawn('part', '{{}}', {parent}); SELECT musterd.enqueue('part', queue => 'lane');
+         UPDATE musterd.task_records SET state = 'waiting' WHERE id = {parent}"
+    );
+    client.batch_execute(&family).await.unwrap();
+    let focus = "SELECT musterd.focus('lane', ARRAY['part', 'plan'], '{}')";
+    assert_eq!(text(&client, focus).await, parent.to_string(), "its child can run");
+    let ended = |ago: &str| {
+        format!(
+            "UPDATE musterd.task_records SET state = 'succeeded', finished_at = now() - interval '{ago}' WHERE parent_id = {parent}"
+        )
+    };
+    client.batch_execute(&ended("0")).await.unwrap();
+    assert_eq!(text(&client, focus).await, parent.to_string(), "its end follows");
+    // An end that cannot be written holds up no queue.
+    client.batch_execute(&ended("1 minute")).await.unwrap();
+    assert_eq!(text(&client, focus).await, "", "top-level tasks are next");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn all_fibers_of_all_replicas_work_on_the_first_scope() {
     let (db, client) = prepared().await;
     let _replicas = two_replicas(&db, &structured(NO_POLL)).await;
     // All of them wait before any is worked on: one that began before an earlier one would rightly not be alone.
     client.batch_execute("SELECT musterd.pause_queue('lane')").await.unwrap();
-    let waiting =
-        "INSERT INTO musterd.tasks (command, queue, state) VALUES ('quick', 'lane', 'waiting') RETURNING id";
+    let waiting = "INSERT INTO musterd.task_records (command, queue, state) VALUES ('quick', 'lane', 'waiting') RETURNING id";
     let mut parents = Vec::new();
     for _ in 0..4 {
+        // Together: a waiting parent without children is over.
+        client.batch_execute("BEGIN").await.unwrap();
         let parent = number(&client, waiting).await;
-        let children = format!("SELECT musterd.spawn('part', '{{}}', {parent}) FROM generate_series(1, 4)");
+        let children =
+            format!("SELECT musterd.spawn('part', '{{}}', {parent}) FROM generate_series(1, 4); COMMIT");
         client.batch_execute(&children).await.unwrap();
         parents.push(parent);
     }
@@ -99,13 +124,15 @@ async fn rows_are_the_work_of_their_batchs_parent_or_of_their_batch() {
     client.batch_execute("SELECT musterd.pause_queue('lane')").await.unwrap();
     let mut scopes = Vec::new();
     for n in 0..4 {
-        let parent = "INSERT INTO musterd.tasks (command, queue, state) VALUES ('quick', 'lane', 'waiting') RETURNING id";
+        let parent = "INSERT INTO musterd.task_records (command, queue, state) VALUES ('quick', 'lane', 'waiting') RETURNING id";
+        client.batch_execute("BEGIN").await.unwrap();
         let parent = if n % 2 == 0 { Some(number(&client, parent).await) } else { None };
         let rows = format!(
             "SELECT musterd.submit_batch('pause', (SELECT jsonb_agg(n) FROM generate_series(1, 30) n), queue => 'lane', parent_id => {})",
             parent.map_or("NULL".into(), |id| id.to_string())
         );
         let batch = number(&client, &rows).await;
+        client.batch_execute("COMMIT").await.unwrap();
         scopes.push(parent.unwrap_or(batch));
     }
     client.batch_execute("SELECT musterd.resume_queue('lane')").await.unwrap();
@@ -126,12 +153,12 @@ async fn a_scope_with_nothing_to_run_now_does_not_hold_the_queue() {
     // Its children: one for later, one held, one of a command nobody has; and a batch that is held.
     let parent = number(
         &client,
-        "WITH p AS (INSERT INTO musterd.tasks (command, queue, state, priority) VALUES ('quick', 'lane', 'waiting', 1) RETURNING id)
+        "WITH p AS (INSERT INTO musterd.task_records (command, queue, state, priority) VALUES ('quick', 'lane', 'waiting', 1) RETURNING id)
          SELECT id FROM p",
     )
     .await;
     let children = format!(
-        "INSERT INTO musterd.tasks (command, parent_id, run_at, state) VALUES
+        "INSERT INTO musterd.task_records (command, parent_id, run_at, state) VALUES
            ('quick', {parent}, now() + interval '1 hour', NULL), ('quick', {parent}, now(), 'held'), ('nobody', {parent}, now(), NULL);
          SELECT musterd.submit_batch('quick', '[1, 2]'::jsonb, parent_id => {parent}, hold => true)"
     );
@@ -167,8 +194,9 @@ async fn children_run_in_a_structured_queue_that_is_not_their_parents() {
     let (db, client) = prepared().await;
     let _daemon = Daemon::builder(&db, &structured(NO_POLL)).start();
     let parent = number(&client, "SELECT musterd.enqueue('noop', delay => '1 hour')").await;
-    let child =
-        format!("INSERT INTO musterd.tasks (command, parent_id, queue) VALUES ('quick', {parent}, 'lane')");
+    let child = format!(
+        "INSERT INTO musterd.task_records (command, parent_id, queue) VALUES ('quick', {parent}, 'lane')"
+    );
     client.batch_execute(&child).await.unwrap();
     text(&client, &format!("SELECT musterd.retry_task({parent})")).await;
     assert_eq!(end_of(&client, parent).await, "succeeded");
@@ -251,36 +279,43 @@ async fn at_equal_priority_tasks_and_rows_take_turns() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_starves_behind_an_endless_better_priority() {
-    for mode in ["parallel", "structured"] {
-        let db = TestDb::new().await;
-        let client = Arc::new(db.client().await);
-        let feeder = Arc::clone(&client);
-        // Every urgent task brings the next one, and an urgent row.
-        let answer = move |asked: Asked| -> BoxFuture<'static, TaskOutcome> {
-            let feeder = Arc::clone(&feeder);
-            async move {
-                if matches!(asked, Asked::Task { .. }) {
-                    let next = "SELECT musterd.enqueue('urgent', priority => 1), musterd.submit_batch('urgent', '[1]'::jsonb, priority => 1)";
-                    feeder.batch_execute(next).await.unwrap();
-                }
-                TaskOutcome::Done(TaskDone::default())
+    nothing_starves("parallel").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_starves_in_a_structured_queue() {
+    nothing_starves("structured").await;
+}
+
+async fn nothing_starves(mode: &str) {
+    let db = TestDb::new().await;
+    let client = Arc::new(db.client().await);
+    let feeder = Arc::clone(&client);
+    // Every urgent task brings the next one, and an urgent row.
+    let answer = move |asked: Asked| -> BoxFuture<'static, TaskOutcome> {
+        let feeder = Arc::clone(&feeder);
+        async move {
+            if matches!(asked, Asked::Task { .. }) {
+                let next = "SELECT musterd.enqueue('urgent', priority => 1), musterd.submit_batch('urgent', '[1]'::jsonb, priority => 1)";
+                feeder.batch_execute(next).await.unwrap();
             }
-            .boxed()
-        };
-        let toml = format!("[queues.default]\nfibers = 1\nblock_size = 1\nmode = \"{mode}\"\n{POLL}");
-        let worker =
-            Worker::start(&db, &toml, vec![("urgent", Arc::new(Script(answer)), Config::default())]).await;
-        let stream = "SELECT musterd.enqueue('urgent', priority => 1) FROM generate_series(1, 3)";
-        client.batch_execute(stream).await.unwrap();
-        let task = number(&client, "SELECT musterd.enqueue('noop', priority => 1000)").await;
-        let batch =
-            number(&client, "SELECT musterd.submit_batch('noop', '[1, 2]'::jsonb, priority => 1000)").await;
-        assert_eq!(end_of(&client, task).await, "succeeded");
-        assert_eq!(end_of(&client, batch).await, "succeeded");
-        let waiting = "SELECT count(*) > 0 FROM musterd.tasks WHERE command = 'urgent' AND state NOT IN ('succeeded', 'failed')";
-        assert_eq!(text(&client, waiting).await, "t", "there was always something more urgent");
-        drop(worker);
-    }
+            TaskOutcome::Done(TaskDone::default())
+        }
+        .boxed()
+    };
+    let toml = format!("[queues.default]\nfibers = 1\nblock_size = 1\nmode = \"{mode}\"\n{POLL}");
+    let worker =
+        Worker::start(&db, &toml, vec![("urgent", Arc::new(Script(answer)), Config::default())]).await;
+    let stream = "SELECT musterd.enqueue('urgent', priority => 1) FROM generate_series(1, 3)";
+    client.batch_execute(stream).await.unwrap();
+    let task = number(&client, "SELECT musterd.enqueue('noop', priority => 1000)").await;
+    let batch =
+        number(&client, "SELECT musterd.submit_batch('noop', '[1, 2]'::jsonb, priority => 1000)").await;
+    assert_eq!(end_of(&client, task).await, "succeeded");
+    assert_eq!(end_of(&client, batch).await, "succeeded");
+    let waiting = "SELECT count(*) > 0 FROM musterd.tasks WHERE command = 'urgent' AND state NOT IN ('succeeded', 'failed')";
+    assert_eq!(text(&client, waiting).await, "t", "there was always something more urgent");
+    drop(worker);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -325,7 +360,7 @@ async fn a_pause_holds_on_every_replica_and_over_restarts() {
             "CREATE TABLE musterd.workers_seen (worker text);
              CREATE FUNCTION musterd.see() RETURNS trigger LANGUAGE plpgsql AS $$
              BEGIN INSERT INTO musterd.workers_seen VALUES (NEW.worker); RETURN NULL; END $$;
-             CREATE TRIGGER see AFTER UPDATE ON musterd.tasks FOR EACH ROW WHEN (NEW.worker IS NOT NULL) EXECUTE FUNCTION musterd.see()",
+             CREATE TRIGGER see AFTER INSERT ON musterd.task_claims FOR EACH ROW EXECUTE FUNCTION musterd.see()",
         )
         .await
         .unwrap();

@@ -17,7 +17,7 @@ use musterd::json::Json;
 use musterd::store::batches;
 use musterd::store::blocks::{self, Block, Priorities, Size, Wanted};
 use musterd::store::flush::{BlockWrite, Close, Outcomes};
-use musterd::store::recovery;
+use musterd::store::recovery::{self, Ran};
 use musterd::store::tasks::Scope;
 use uuid::Uuid;
 
@@ -105,7 +105,7 @@ async fn drain(client: &mut Object, memory: &Shared) {
     loop {
         let dead: Vec<(i64, Uuid)> =
             owned(client, 500).await.into_iter().map(|(id, token, _)| (id, token)).collect();
-        recovery::free_if_held(client, &dead, 3).await.unwrap();
+        recovery::free_if_held(client, &dead, 3, &Ran::default()).await.unwrap();
         let mut mine = claim(client, "drain", 8, 500, "carve").await;
         mine.extend(claim(client, "drain", 8, 500, "take").await);
         mine.extend(claim(client, "drain", 1, 500, "solo").await);

@@ -2,9 +2,13 @@
 
 use std::os::unix::process::ExitStatusExt;
 
+use musterd::store::flush::Close;
+
 use crate::suite::support::audit;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::ledger::{carve, session, success, write, written};
+use crate::suite::support::wait::eventually;
 use crate::suite::support::worker::{
     PATIENCE, ask, assert_accounts_balance, end_of, free_all_blocks, submit,
 };
@@ -92,4 +96,23 @@ async fn a_death_after_the_completion_committed_neither_loses_nor_repeats_its_ta
     assert_eq!(end_of(&client, second).await.0, "succeeded");
     assert_eq!(ask::<i64>(&client, ON_DONE).await, 1);
     assert_eq!(audit::violations(&client).await, Vec::<String>::new());
+}
+
+/// The sweep's own tick, by its own clock: a batch whose end was missed while the worker lived.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sweep_of_a_living_worker_ends_a_batch_that_was_missed() {
+    let db = TestDb::new().await;
+    let (client, other) = (db.client().await, session(&db).await);
+    let daemon = Daemon::builder(&db, QUICK).start();
+    daemon.wait_ready().await;
+    let batch = submit(&client, "work", 3, "").await;
+    // All its rows are done by a worker that asks for no check, and of a command that this one does not handle.
+    for block in carve(&other, 1, 3).await {
+        assert_eq!(write(&other, success(&block, 1..=3, Some(Close::default()))).await, written(3));
+    }
+    assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 3, 0, 0));
+    eventually(PATIENCE, "the sweep has counted it", async || {
+        (daemon.metric("musterd_sweep_found_total").await == 1.0).then_some(())
+    })
+    .await;
 }

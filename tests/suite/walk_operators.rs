@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use musterd::json::Json;
+use musterd::store::flush::Close;
 use tokio::sync::watch;
 
 use crate::suite::support::database::TestDb;
 use crate::suite::support::gate::Gate;
+use crate::suite::support::ledger::{carve, session, success, write, written};
 use crate::suite::support::wait::{eventually, within};
 use crate::suite::support::worker::{
     PATIENCE, Script, Worker, ask, assert_accounts_balance, end_of, progress, submit, succeeded,
@@ -133,4 +136,20 @@ async fn a_command_nobody_here_knows_is_left_to_others() {
     let _capable = Worker::start(&db, "", &[("foreign", capable.clone())]).await;
     assert_eq!(end_of(&client, foreign).await, ("succeeded".into(), 10, 0, 0));
     assert!(script.calls().iter().all(|call| call.batch == ours));
+}
+
+/// A row that succeeded and asked for more rows while its batch was being aborted has succeeded; the rows it asked for are not run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_appends_to_a_batch_that_is_being_aborted_has_succeeded() {
+    let db = TestDb::new().await;
+    let (client, worker) = (db.client().await, session(&db).await);
+    let batch = submit(&client, "work", 3, "").await;
+    let block = carve(&worker, 1, 3).await.remove(0);
+    assert_eq!(ask::<String>(&client, &format!("SELECT musterd.abort({batch})")).await, "aborting");
+    let mut done = success(&block, [1], Some(Close::default()));
+    done.outcomes.append(1, Json::from_text("7"));
+    assert_eq!(write(&worker, done).await, written(1));
+    let failed = format!("SELECT count(*) FROM musterd.failures WHERE batch_id = {batch}");
+    assert_eq!(ask::<i64>(&client, &failed).await, 0);
+    assert_eq!(ask::<i32>(&client, &format!("SELECT rows FROM musterd.batches WHERE id = {batch}")).await, 3);
 }

@@ -96,7 +96,7 @@ async fn with_a_worker_the_handler_the_schedule_and_the_children_are_named() {
     let parent = id(&client, "SELECT musterd.enqueue('noop', delay => '1 day')").await;
     let spawn = format!("SELECT musterd.spawn('unheard_of', p_parent_id => {parent})");
     let child = id(&client, &spawn).await;
-    let wait = format!("UPDATE musterd.tasks SET state = 'waiting' WHERE id = {parent}");
+    let wait = format!("UPDATE musterd.task_records SET state = 'waiting' WHERE id = {parent}");
     client.execute(&wait, &[]).await.unwrap();
     let children = format!(
         "waiting_for_children: task {parent} waits for 1 children: {child} (unheard_of, queued) → musterd why task {child}"
@@ -223,7 +223,8 @@ async fn a_long_transaction_is_told_with_its_pid_age_and_statement() {
 async fn when_nothing_is_wrong_the_rate_and_the_time_left_are_told() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let toml = "[queues.default]\nfibers = 1\n[handlers.sleep]\nduration = \"20ms\"";
+    let toml = "[queues.default]\nfibers = 1\n[handlers.sleep]\nduration = \"20ms\"\n\
+                [handlers.long]\nkind = \"builtin\"\nbuiltin = \"sleep\"\nduration = \"1h\"\ntimeout = \"2h\"";
     let daemon = Daemon::builder(&db, toml).start();
     daemon.wait_ready().await;
     let rows = "ARRAY (SELECT to_jsonb(g) FROM generate_series(1, 100000) g)";
@@ -236,7 +237,7 @@ async fn when_nothing_is_wrong_the_rate_and_the_time_left_are_told() {
     assert!(told[0].starts_with("nothing_wrong: nothing is wrong: ") && told.len() == 1, "{told:?}");
     let (_, rest) = told[0].split_once(" rows are left at ").unwrap();
     assert!(rest.split_once(" rows/s").unwrap().0.parse::<f64>().unwrap() > 0.0, "{told:?}");
-    let task = id(&client, "SELECT musterd.enqueue('sleep', queue => 'default')").await;
+    let task = id(&client, "SELECT musterd.enqueue('long', queue => 'default')").await;
     let told = begins(daemon.config(), &["task", &task], "nothing_wrong: nothing is wrong: ").await;
     assert_eq!(told.len(), 1, "{told:?}");
 }

@@ -5,6 +5,8 @@ use rustix::process::Signal;
 use crate::suite::support::config::is_polling;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::proxy::FaultProxy;
+use crate::suite::support::services;
 use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger, metric};
 
@@ -80,4 +82,94 @@ async fn a_worker_that_finds_itself_dead_gives_up_its_work_at_once() {
     // Freed from its dead name and claimed again under the living one.
     assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(20));
     assert_eq!(ledger.number("SELECT count(*) FROM musterd.workers WHERE state = 'alive'").await, 1);
+}
+
+/// How often a worker has looked for rows.
+async fn looks_of(daemon: &Daemon) -> f64 {
+    metric(daemon, "musterd_claim_seconds_count{queue=\"default\",work=\"rows\"} ").await
+}
+
+/// A worker that was declared dead claims nothing under its dead name, however long its next beat takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_was_declared_dead_claims_nothing() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    // No beat during the test.
+    let config = "[liveness]\nheartbeat_interval = \"10m\"\nheartbeat_ttl = \"30m\"\nrows_ttl = \"2h\"\n\
+                  [claim]\npoll_interval = \"50ms\"";
+    let daemon = Daemon::builder(&db, config).start();
+    assert_eq!(ledger.end_of(ledger.submit("noop", 10).await, SOON).await, End::succeeded(10));
+    let worker = ledger.worker_of(&daemon).await;
+    let dead = "UPDATE musterd.workers SET state = 'dead', ended_at = clock_timestamp() WHERE id = $1";
+    ledger.client.execute(dead, &[&worker]).await.unwrap();
+    let (fresh, free) = (ledger.submit("noop", 10).await, ledger.submit_block("noop", 1).await);
+    let solo = ledger.submit_block("noop", 1).await;
+    let suspect = "UPDATE musterd.blocks SET crashes = 2, solo = true WHERE batch_id = $1";
+    ledger.client.execute(suspect, &[&solo]).await.unwrap();
+    ledger.client.execute("SELECT musterd.enqueue('noop')", &[]).await.unwrap();
+    ledger
+        .client
+        .execute("INSERT INTO musterd.tasks (command, crashes) VALUES ('noop', 2)", &[])
+        .await
+        .unwrap();
+    let looks = looks_of(&daemon).await;
+    eventually(SOON, "the worker has looked for work many times", async || {
+        let now = looks_of(&daemon).await;
+        (now >= looks + 5.0).then_some(())
+    })
+    .await;
+    let claimed = "SELECT count(*) FROM public.claims WHERE batch = ANY ($1)";
+    let claimed: i64 = ledger.client.query_one(claimed, &[&vec![fresh, free, solo]]).await.unwrap().get(0);
+    assert_eq!(claimed, 0);
+    let tasks =
+        "SELECT count(*) FROM musterd.tasks WHERE command = 'noop' AND claimed_at IS NOT NULL AND id > $1";
+    let tasks: i64 = ledger.client.query_one(tasks, &[&solo]).await.unwrap().get(0);
+    assert_eq!(tasks, 0);
+    let other = Daemon::builder(&db, "").start();
+    for (batch, rows) in [(fresh, 10), (free, 1), (solo, 1)] {
+        assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(rows));
+    }
+    drop((daemon, other));
+}
+
+/// The server ended a session and the worker cannot know: it notices before the others could take it for dead.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_session_ended_unseen_is_not_taken_for_dead() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let proxy = FaultProxy::start(([127, 0, 0, 1], services::postgres().port()).into()).await;
+    let url = proxy.rewrite(db.url());
+    let settings = "[liveness]\nsettle = \"1s\"\n";
+    let judge = Daemon::builder(&db, settings).start();
+    judge.wait_ready().await;
+    let own = "[queues.own]\nfibers = 1\n[handlers.sleep]\nduration = \"1h\"\ntimeout = \"2h\"";
+    let daemon = Daemon::builder(&db, &format!("{settings}[database]\nurl = {url:?}\n{own}")).start();
+    daemon.wait_ready().await;
+    let worker = ledger.worker_of(&daemon).await;
+    // With nothing in hand it would have nothing to lose.
+    let task = ledger.number("SELECT musterd.enqueue('sleep', queue => 'own')").await;
+    let runs = format!("SELECT count(*) FROM musterd.tasks WHERE id = {task} AND state = 'running'");
+    eventually(SOON, "it holds a task", async || (ledger.number(&runs).await == 1).then_some(())).await;
+    let lock = format!(
+        "SELECT count(*) FROM pg_locks l JOIN musterd.workers w
+             ON l.locktype = 'advisory' AND (l.classid::bigint << 32) | l.objid::bigint = w.lock_key
+          WHERE w.id = '{worker}' AND l.granted AND l.mode = 'ExclusiveLock'"
+    );
+    for round in 1..=3 {
+        eventually(SOON, "it has its lock", async || (ledger.number(&lock).await == 1).then_some(())).await;
+        let beats = format!("SELECT count(*) FROM public.beats WHERE worker = '{worker}'");
+        let before = ledger.number(&beats).await;
+        proxy.freeze("musterd listen");
+        let cut = lock.replace("count(*)", "count(pg_terminate_backend(l.pid))");
+        assert_eq!(ledger.number(&cut).await, 1);
+        // The next beat by the clock is half a minute away.
+        eventually(SOON, "it beats because it is in doubt", async || {
+            (ledger.number(&beats).await >= before + 3).then_some(())
+        })
+        .await;
+        assert_eq!(ledger.dead().await, 0, "round {round}");
+    }
+    eventually(SOON, "it has its lock again", async || (ledger.number(&lock).await == 1).then_some(())).await;
+    assert_eq!(ledger.dead().await, 0);
+    assert_eq!(ledger.number(&runs).await, 1, "its task was taken from it");
 }

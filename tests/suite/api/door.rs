@@ -83,8 +83,18 @@ async fn without_tokens_only_this_machine_gets_in_and_only_by_its_own_name() {
         let refused = caller.send("GET", "/v1/queues", &[("host", host)], b"").await;
         refused.problem(403, "foreign_host");
     }
-    for open in ["/livez", "/metrics"] {
-        assert_eq!(caller.send("GET", open, &[("host", "pod.example")], b"").await.status, 200);
+    for (name, value) in [
+        ("x-forwarded-for", "192.0.2.7"),
+        ("X-Forwarded-Host", "127.0.0.1"),
+        ("forwarded", "for=192.0.2.7"),
+        ("x-real-ip", "192.0.2.7"),
+    ] {
+        caller.send("GET", "/v1/queues", &[(name, value)], b"").await.problem(403, "forwarded");
+    }
+    for (path, status) in [("/livez", 200), ("/readyz", 403), ("/metrics", 403)] {
+        for header in [("host", "rebind.example"), ("x-forwarded-for", "192.0.2.7")] {
+            assert_eq!(caller.send("GET", path, &[header], b"").await.status, status, "{path}");
+        }
     }
 
     let open = format!("[http]\nlisten = \"0.0.0.0:{}\"", services::free_port());
@@ -93,6 +103,9 @@ async fn without_tokens_only_this_machine_gets_in_and_only_by_its_own_name() {
     assert!(problem["detail"].as_str().unwrap().contains("http.write_tokens_file"), "{problem}");
     caller.post("/v1/batches?command=noop", &[NDJSON], "1").await.problem(403, "tokens_required");
     assert_eq!(caller.get("/readyz").await.status, 200);
+    for path in ["/readyz", "/metrics"] {
+        assert_eq!(caller.send("GET", path, &[("host", "pod.example")], b"").await.status, 200, "{path}");
+    }
     caller.get("/v1/openapi.json").await.json(200);
 }
 
@@ -149,6 +162,27 @@ async fn who_asks_too_often_is_told_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn strangers_who_ask_too_often_keep_out_no_caller_with_a_token() {
+    let db = TestDb::new().await;
+    let dir = run::new_dir("tokens");
+    let (_daemon, stranger) = start(&db, &format!("[http]\nrate_limit = 1\n{}", tokens(&dir))).await;
+    let guesser = stranger.with_token("canary-wrong-0123456789abcdef");
+    for client in [&stranger, &guesser] {
+        eventually(PATIENCE, "it is enough", async || {
+            (client.get("/v1/queues").await.status == 429).then_some(())
+        })
+        .await;
+    }
+    // All from one address, as behind a proxy.
+    stranger.with_token(READ).get("/v1/queues").await.json(200);
+    stranger.with_token(WRITE).get("/v1/queues").await.json(200);
+    eventually(PATIENCE, "a token has its own limit", async || {
+        (stranger.with_token(READ).get("/v1/queues").await.status == 429).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tokens_and_payloads_appear_nowhere() {
     let db = TestDb::new().await;
     let dir = run::new_dir("tokens");
@@ -198,5 +232,74 @@ async fn tokens_and_payloads_appear_nowhere() {
     said.extend(daemon.log());
     for text in &said {
         assert!(!text.contains("canary"), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_change_is_logged_and_an_event_with_the_name_of_its_token() {
+    let db = TestDb::new().await;
+    let dir = run::new_dir("tokens");
+    std::fs::write(dir.join("read"), format!("reader:{READ}")).unwrap();
+    std::fs::write(dir.join("write"), format!("alice:{WRITE}\nbob:{LATER}\n")).unwrap();
+    let (read, write) = (dir.join("read").display().to_string(), dir.join("write").display().to_string());
+    let toml = format!("[http]\nread_tokens_file = {read:?}\nwrite_tokens_file = {write:?}\n");
+    let daemon = Daemon::builder(&db, &toml).log("info").start();
+    daemon.wait_ready().await;
+    let caller = Caller::of(&daemon);
+    let (alice, bob, reader) = (caller.with_token(WRITE), caller.with_token(LATER), caller.with_token(READ));
+    let batch =
+        alice.post("/v1/batches?command=nobody&hold=true", &[NDJSON], "1").await.json(201)["id"].clone();
+    let task = bob.post("/v1/tasks", &[JSON], r#"{"command": "nobody"}"#).await.json(201)["id"].clone();
+    alice.post(&format!("/v1/batches/{batch}/release"), &[], "").await.json(200);
+    bob.post(&format!("/v1/tasks/{task}/abort"), &[], "").await.json(200);
+    bob.post("/v1/queues/other/pause", &[], "").await.json(200);
+    reader.post("/v1/queues/other/resume", &[], "").await.problem(403, "insufficient_scope");
+
+    let listed = reader.get("/v1/events?limit=2").await.json(200);
+    assert_eq!(listed["events"][0]["kind"], "pause");
+    assert_eq!(listed["events"][0]["detail"]["queue"], "other");
+    let next = listed["next_before"].as_i64().unwrap();
+    let rest = reader.get(&format!("/v1/events?before={next}")).await.json(200);
+    let told: Vec<String> = [&listed, &rest]
+        .iter()
+        .flat_map(|page| page["events"].as_array().unwrap())
+        .map(|event| {
+            format!("{} {} {} {}", event["kind"], event["client"], event["batch"], event["task"])
+                .replace('"', "")
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "pause bob null null".to_owned(),
+            format!("abort bob null {task}"),
+            format!("release alice {batch} null"),
+        ]
+    );
+    for (query, count) in
+        [(format!("batch={batch}"), 1), (format!("task={task}"), 1), ("kind=pause".into(), 1)]
+    {
+        let found = reader.get(&format!("/v1/events?{query}")).await.json(200);
+        assert_eq!(found["events"].as_array().unwrap().len(), count, "{query}");
+    }
+    reader.get("/v1/events?kind=nothing").await.problem(400, "invalid_request");
+
+    let log = daemon.log();
+    let changes: Vec<&String> =
+        log.iter().filter(|line| line.contains("a client of the API asked for a change")).collect();
+    assert_eq!(changes.len(), 6, "{changes:?}");
+    for (line, words) in changes.iter().zip([
+        ["alice", "/v1/batches", &batch.to_string(), "201"],
+        ["bob", "/v1/tasks", &task.to_string(), "201"],
+        ["alice", "/v1/batches/{id}/release", &batch.to_string(), "200"],
+        ["bob", "/v1/tasks/{id}/abort", &task.to_string(), "200"],
+        ["bob", "/v1/queues/{name}/pause", "other", "200"],
+        ["reader", "/v1/queues/{name}/resume", "other", "403"],
+    ]) {
+        assert!(
+            words.iter().all(|word| line.contains(word)) && line.contains("127.0.0.1"),
+            "{line} {words:?}"
+        );
+        assert!(!line.contains("canary"), "{line}");
     }
 }

@@ -163,14 +163,14 @@ async fn slow_bodies_are_given_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn too_many_uploads_at_a_time_are_turned_away() {
     let db = TestDb::new().await;
-    let (_daemon, caller) = start(&db, "[http]\nmax_streams = 1").await;
+    let (_daemon, caller) = start(&db, "[http]\nmax_uploads = 1").await;
     let submit = "/v1/batches?command=noop";
     let mut first = caller.begin("POST", submit, &[NDJSON], Some(4)).await;
     under_way(&db).await;
     let busy = caller.post(submit, &[NDJSON], "1").await;
     busy.problem(503, "busy");
     assert_eq!(busy.headers["retry-after"], "2");
-    caller.get("/v1/batches/7/export").await.problem(503, "busy");
+    caller.get("/v1/batches/7/export").await.problem(404, "not_found");
     caller.get("/v1/queues").await.json(200);
     first.write_all(b"1\n2\n").await.unwrap();
     assert_eq!(finish(first).await.json(201)["rows"], 2);

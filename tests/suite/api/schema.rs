@@ -53,7 +53,12 @@ async fn every_example_of_the_manual_runs_as_it_stands() {
     let output = within(Duration::from_secs(120), command.kill_on_drop(true).output()).await.unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    for told in [r#"{"id":1,"rows":2,"repeated":false}"#, "event: end", r#""subject":"queue default""#] {
+    for told in [
+        r#"{"id":1,"rows":2,"repeated":false}"#,
+        r#"{"tasks":2,"first_id":4,"last_id":5}"#,
+        "event: end",
+        r#""subject":"queue default""#,
+    ] {
         assert!(said.contains(told), "{told}: {said}");
     }
     assert_eq!(std::fs::read_to_string(dir.join("rows.ndjson")).unwrap().lines().count(), 1000);

@@ -66,7 +66,7 @@ async fn a_million_rows_take_no_more_memory_than_ten_thousand() {
 }
 
 /// No batch, no rows, and no transaction of the API left open.
-async fn nothing_is_left(db: &TestDb) {
+pub(super) async fn nothing_is_left(db: &TestDb) {
     let client = db.client().await;
     let open = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND application_name = 'musterd api' AND xact_start IS NOT NULL";
@@ -93,7 +93,7 @@ pub(super) async fn under_way(db: &TestDb) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_hangs_up_leaves_nothing_behind() {
     let db = TestDb::new().await;
-    let (_daemon, caller) = start(&db, "[http]\nrate_limit = 0\nmax_streams = 2").await;
+    let (_daemon, caller) = start(&db, "[http]\nrate_limit = 0\nmax_uploads = 2").await;
     let key = ("idempotency-key", "once");
     // More often than there are slots: each is given back.
     for length in [None, Some(50_000_000), None, Some(50_000_000)] {
@@ -119,7 +119,7 @@ async fn a_client_that_hangs_up_leaves_nothing_behind() {
 }
 
 /// Closes at once, as a process that is killed does.
-fn hang_up(stream: TcpStream) {
+pub(super) fn hang_up(stream: TcpStream) {
     drop(stream);
 }
 

@@ -42,7 +42,10 @@ async fn failed_rows_are_exported_corrected_and_submitted_again() {
     let id = batch(&client, &people, &[2, 3, 5]).await.to_string();
 
     let printed = said(&config, &["batch", "export", &id, "--failed"]).await;
-    assert!(printed.starts_with("id,city,name,_line,_state,_attempt,_error,_result\n"), "{printed}");
+    assert!(
+        printed.starts_with("id,city,name,_line,_state,_attempt,_error,_result,_started_at,_run_seconds\n"),
+        "{printed}"
+    );
     let done = said(&config, &["batch", "export", &id, "--failed", "-o", "failed.csv"]).await;
     assert_eq!(done, "failed.csv: 3 rows\n");
     let file = config.dir().join("failed.csv");
@@ -79,7 +82,7 @@ async fn every_row_comes_back_exactly_from_ndjson_and_what_is_no_object_from_csv
     let text = std::fs::read_to_string(config.dir().join("all.ndjson")).unwrap();
     let first: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
     let expected = json!({ "_line": 1, "_state": "succeeded", "_attempt": 3, "_error": null,
-        "_result": { "ok": true }, "_input": values[0] });
+        "_result": { "ok": true }, "_input": values[0], "_started_at": null, "_run_seconds": null });
     assert_eq!(first, expected);
     let again =
         json_of(&config, &["submit", "all.ndjson", "--exported", "--command", "noop", "--hold"]).await;
@@ -98,6 +101,28 @@ async fn every_row_comes_back_exactly_from_ndjson_and_what_is_no_object_from_csv
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rows_with_a_key_are_appended_once() {
+    let db = TestDb::new().await;
+    let config = TestConfig::new(&db, "");
+    std::fs::write(config.dir().join("first.csv"), "n\n1\n").unwrap();
+    std::fs::write(config.dir().join("more.csv"), "n\n2\n3\n").unwrap();
+    let held = json_of(&config, &["submit", "first.csv", "--command", "noop", "--hold"]).await;
+    let batch = held["id"].to_string();
+    let append = |file| ["batch", "append", &batch, file, "--idempotency-key", "tuesday"].map(str::to_owned);
+    let append = async |file| json_of(&config, &append(file).each_ref().map(String::as_str)).await;
+    for repeated in [false, true, true] {
+        let expected = json!({ "id": held["id"], "added": 2, "rows": 3, "repeated": repeated });
+        assert_eq!(append("more.csv").await, expected);
+    }
+    let shown = said(&config, &["batch", "append", &batch, "more.csv", "--idempotency-key", "tuesday"]).await;
+    assert!(shown.contains("nothing was added"), "{shown}");
+    let other =
+        refused(&config, &["batch", "append", &batch, "first.csv", "--idempotency-key", "tuesday"]).await;
+    assert!(other.contains("append other rows to batch"), "{other}");
+    assert_eq!(inputs(&db.client().await, batch.parse().unwrap()).await.len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rows_are_appended_while_held_and_running_and_not_after_the_end() {
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -111,7 +136,7 @@ async fn rows_are_appended_while_held_and_running_and_not_after_the_end() {
     let id = held["id"].as_i64().unwrap();
     let batch = id.to_string();
     let appended = json_of(config, &["batch", "append", &batch, "more.ndjson"]).await;
-    assert_eq!(appended, json!({ "id": id, "added": 3, "rows": 5 }));
+    assert_eq!(appended, json!({ "id": id, "added": 3, "rows": 5, "repeated": false }));
     let complaint = refused(config, &["batch", "append", &batch, "bad.ndjson"]).await;
     assert!(complaint.contains("bad.ndjson was not appended") && complaint.contains("line 2"), "{complaint}");
     assert_eq!(

@@ -9,7 +9,7 @@ use crate::suite::support::config::{finish, stdout};
 
 const BATCH: &str = "aborted aborting command created_at failed finished_at generation id outputs parent_id priority queue \
                      queued rows running state succeeded";
-const TASK: &str = "after attempt children command crashes created_at dedup_key error finished_at id idempotency_key \
+const TASK: &str = "after attempt children children_by_state command crashes created_at dedup_key error finished_at id idempotency_key \
                     max_attempts open_children parent_id payload priority queue result run_at state worker";
 const WORKER: &str = "blocks commands ended_at host id last_beat_seconds pid queues rows seen_at started_at state tasks \
                       trouble version";
@@ -78,11 +78,12 @@ async fn the_keys_of_json_stay_what_they_are() {
     let open = [
         ("musterd batch hold 17", "id state"),
         ("musterd batch release 17", "id state"),
-        ("musterd batch append 17 tuesday.csv", "added id rows"),
+        ("musterd batch append 17 tuesday.csv", "added id repeated rows"),
         ("musterd batch abort 17", "id state"),
         ("musterd queue pause default", "name paused"),
         ("musterd queue resume default", "name paused"),
         ("musterd enqueue report", "id"),
+        ("musterd enqueue report --file payloads.ndjson", "first_id last_id tasks"),
         ("musterd task show 18", TASK),
         ("musterd task list", &tasks),
         ("musterd task retry 18", "id state"),

@@ -12,15 +12,16 @@ use crate::suite::support::work::Ledger;
 const HANDLERS: &str = "[handlers.charge]\nbuiltin = \"echo\"\noutput = \"receipts.ndjson\"\n\
     [handlers.greet]\nbuiltin = \"echo\"\n[handlers.report]\nbuiltin = \"noop\"\n[queues.bulk]\n";
 
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 10] = [
     ("people.csv", "name,town\nAda,London\nGrace,New York\n"),
     ("monday.csv", "name\nAda\n"),
     ("tuesday.csv", "name\nGrace\n"),
     ("orders.ndjson", "{\"id\": 1}\n{\"id\": 2}\n"),
+    ("payloads.ndjson", "{\"id\": 1}\n{\"id\": 2}\n"),
     ("sample.ndjson", "{\"id\": 1}\n"),
     ("rows.ndjson", "{\"id\": 1}\n"),
     ("bad.ndjson", "{\"id\": 1}\n{id: 2}\n"),
-    ("failed.csv", "id,_line,_state,_attempt,_error,_result\n1,1,failed,3,no,\n"),
+    ("failed.csv", "id,_line,_state,_attempt,_error,_result,_started_at,_run_seconds\n1,1,failed,3,no,,,\n"),
     ("wrong.toml", "[liveness]\nhartbeat_ttl = \"60s\"\n"),
 ];
 
@@ -73,9 +74,11 @@ impl World {
         if state == "waiting" {
             client.execute("SELECT musterd.spawn('report', p_parent_id => 17)", &[]).await.unwrap();
         }
-        let set = "UPDATE musterd.tasks SET state = $1::text::musterd.state,
+        let set = "UPDATE musterd.task_records SET state = $1::text::musterd.state,
                           finished_at = CASE WHEN $1 IN ('failed', 'succeeded') THEN now() END WHERE id = 17";
-        client.execute(set, &[&state]).await.unwrap();
+        if state != "scheduled" {
+            client.execute(set, &[&state]).await.unwrap();
+        }
         world
     }
 
@@ -114,5 +117,9 @@ impl World {
 }
 
 async fn next_id_is_17(ledger: &Ledger) {
-    ledger.client.batch_execute("ALTER TABLE musterd.tasks ALTER COLUMN id RESTART WITH 17").await.unwrap();
+    ledger
+        .client
+        .batch_execute("ALTER TABLE musterd.task_records ALTER COLUMN id RESTART WITH 17")
+        .await
+        .unwrap();
 }

@@ -67,6 +67,7 @@ async fn a_handler_is_tried_on_a_task_and_shows_what_it_would_make() {
             INSERT INTO app.effects VALUES (p_task_id);
             PERFORM musterd.spawn('part', p_payload, p_task_id);
             PERFORM musterd.enqueue_after('mail', '{}', ARRAY[p_task_id]);
+            PERFORM musterd.set_result('{\"pages\": 3}');
             IF p_payload ? 'bad' THEN RAISE EXCEPTION 'no such month'; END IF;
         END $$";
     client.batch_execute(procedure).await.unwrap();
@@ -103,6 +104,7 @@ async fn a_handler_is_tried_on_a_task_and_shows_what_it_would_make() {
     assert_eq!((&tried["ok"], code), (&json!(true), Some(0)), "{tried}");
     assert_eq!(tried["task"]["spawn"], json!([{ "command": "part", "payload": { "month": 1 } }]));
     assert_eq!(tried["task"]["after"], json!([{ "command": "mail", "payload": {} }]));
+    assert_eq!(tried["task"]["result"], json!({ "pages": 3 }));
     let (tried, code) = test("derive", "{\"bad\": 1}").await;
     assert_eq!(code, Some(1));
     assert!(tried["task"]["error"].as_str().unwrap().contains("no such month"), "{tried}");

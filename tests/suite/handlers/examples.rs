@@ -11,6 +11,7 @@ use super::{Ended, QUICK, Site, ended, example, submit_rows};
 use crate::suite::support::config::TestConfig;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::manifests::{has, run_it};
 use crate::suite::support::services::free_port;
 
 fn people() -> Value {
@@ -35,14 +36,25 @@ async fn the_python_example_greets() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_node_example_greets_and_checks_the_signature() {
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
-    let port = free_port();
     let mut command = Command::new("node");
-    command.arg(example("http_node.mjs")).env("PORT", port.to_string()).env("MUSTER_SECRET", secret);
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut node = Tether::spawn(command, Signal::KILL).expect("node is needed for this example");
+    command.arg(example("http_node.mjs")).env("MUSTER_SECRET", secret);
+    let (node, port) = listening(command);
+    greets_the_signed(port, secret).await;
+    node.signal(Signal::KILL).unwrap();
+}
+
+/// A service of an example, and the port that it listens on.
+fn listening(mut command: Command) -> (Tether, u16) {
+    let port = free_port();
+    command.env("PORT", port.to_string()).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut service = Tether::spawn(command, Signal::KILL).expect("the language of the example is needed");
     let mut line = String::new();
-    BufReader::new(node.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(service.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.starts_with("listening"), "{line}");
+    (service, port)
+}
+
+async fn greets_the_signed(port: u16, secret: &str) {
     let handlers = |secret: &str| {
         format!(
             "[handlers.greet]\nkind = \"http\"\nurl = \"http://127.0.0.1:{port}/greet\"\nsecret = \"{secret}\"\n"
@@ -54,7 +66,28 @@ async fn the_node_example_greets_and_checks_the_signature() {
     let other = Site::start(&handlers("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")).await;
     let batch = other.submit_rows("greet", &people()).await;
     assert!(other.ended(batch).await.iter().all(|row| row.error.contains("401")));
-    node.signal(Signal::KILL).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_go_example_greets_and_checks_the_signature() {
+    if !has("go") {
+        return;
+    }
+    let built = tempfile::tempdir().unwrap();
+    let program = built.path().join("greet");
+    let mut go = Command::new("go");
+    // A cache of its own: the one of the user may be nowhere, or not writable.
+    go.args(["build", "-o"])
+        .arg(&program)
+        .arg(example("http_go.go"))
+        .env("GOCACHE", built.path().join("cache"));
+    run_it(go.env("GOFLAGS", "-mod=mod").env("GO111MODULE", "off"));
+    let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let mut command = Command::new(program);
+    command.env("MUSTER_SECRET", secret);
+    let (service, port) = listening(command);
+    greets_the_signed(port, secret).await;
+    service.signal(Signal::KILL).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

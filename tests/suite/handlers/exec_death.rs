@@ -7,12 +7,12 @@ use super::{SOON, Site, exec_config, python};
 use crate::suite::support::wait::{eventually, process_runs};
 
 /// Starts a grandchild that would sleep on, and never answers row 1.
-const BROOD: &str = "child = subprocess.Popen(['sleep', '600'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)\n\
+pub(super) const BROOD: &str = "child = subprocess.Popen(['sleep', '600'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)\n\
      open('pids', 'w').write(f'{os.getpid()} {child.pid}')\n\
      os.rename('pids', 'ready')\n\
      time.sleep(600)";
 
-async fn brood(site: &Site) -> Vec<u32> {
+pub(super) async fn brood(site: &Site) -> Vec<u32> {
     let file = site.daemon.config().dir().join("ready");
     eventually(SOON, "the program has started its own", async || {
         let text = std::fs::read_to_string(&file).ok()?;
@@ -23,7 +23,7 @@ async fn brood(site: &Site) -> Vec<u32> {
     .await
 }
 
-async fn all_gone(pids: &[u32]) {
+pub(super) async fn all_gone(pids: &[u32]) {
     eventually(SOON, "nobody is left", async || pids.iter().all(|pid| !process_runs(*pid)).then_some(()))
         .await;
 }

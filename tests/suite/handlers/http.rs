@@ -46,7 +46,7 @@ async fn a_block_is_one_signed_request_with_everything_in_it() {
         musterd::handler::http::Signer::new(&"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()).unwrap();
     let time: i64 = one.headers["webhook-timestamp"].parse().unwrap();
     let expected = signer.sign(&one.headers["webhook-id"], time, &one.text);
-    assert_eq!(one.headers["webhook-signature"], format!("v1,{expected}"));
+    assert_eq!(one.headers["webhook-signature"], expected);
     assert!((jiff::Timestamp::now().as_second() - time).abs() < 300);
     let log = site.daemon.log().join("\n");
     assert!(!log.contains("t0ken") && !log.contains("MfKQ9r8"), "secrets do not belong in the log");

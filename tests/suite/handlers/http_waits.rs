@@ -108,3 +108,33 @@ async fn no_retry_after_keeps_a_task_from_coming_back() {
     })
     .await;
 }
+
+/// A service that wants to be left alone keeps no fiber of its queue waiting, and costs no further row an attempt.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_of_a_service_holds_up_nothing_else_of_its_queue() {
+    let open = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let is_open = std::sync::Arc::clone(&open);
+    let server = Server::start(move |request: Request| {
+        let is_open = is_open.load(std::sync::atomic::Ordering::SeqCst);
+        async move {
+            match is_open {
+                true => request.all("succeeded"),
+                false => Act::ReplyWith(503, vec![("retry-after", "12".into())], "busy".into()),
+            }
+        }
+    })
+    .await;
+    let site = Site::start(&server.config("block_size = 10\n[queues.default]\nfibers = 1\n")).await;
+    let batch = site.submit("work", 500).await;
+    eventually(SOON, "it was asked", async || (!server.seen().is_empty()).then_some(())).await;
+    open.store(true, std::sync::atomic::Ordering::SeqCst);
+    let began = std::time::Instant::now();
+    // The only fiber is free for others.
+    all_succeeded(&site.run("noop", 100).await, 100);
+    assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(server.seen().len() < 3, "it is left alone");
+    let rows = site.ended(batch).await;
+    all_succeeded(&rows, 500);
+    let charged = rows.iter().filter(|row| row.attempt > 1).count();
+    assert!((1..=10).contains(&charged), "only those that were asked for: {charged}");
+}

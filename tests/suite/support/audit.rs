@@ -77,6 +77,31 @@ ALTER TABLE musterd.blocks ADD COLUMN span int8multirange,
 CREATE TRIGGER checked BEFORE INSERT OR UPDATE OF lines, rows, batch_id ON musterd.blocks
     FOR EACH ROW EXECUTE FUNCTION guard.check_block();
 
+-- No task is in two claims that may both write its outcome.
+CREATE FUNCTION guard.check_claim() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
+BEGIN
+    IF EXISTS (SELECT FROM musterd.task_claims k WHERE k.token <> NEW.token AND k.number = NEW.number AND k.tasks && NEW.tasks
+                  AND EXISTS (SELECT FROM musterd.task_ids(k.tasks * NEW.tasks) i (id) JOIN musterd.task_records t
+                                  ON t.id = i.id AND t.state = 'queued' AND t.ticket = NEW.number)) THEN
+        RAISE EXCEPTION 'guard: tasks of % are claimed already', NEW.tasks USING ERRCODE = 'data_corrupted';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER checked BEFORE INSERT ON musterd.task_claims FOR EACH ROW EXECUTE FUNCTION guard.check_claim();
+
+-- For tests that need a task that runs and no worker: what a claim of it writes.
+CREATE FUNCTION guard.claim(p_id bigint, p_token uuid DEFAULT gen_random_uuid(), p_worker text DEFAULT 'w', p_at timestamptz DEFAULT now())
+RETURNS uuid LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+    UPDATE musterd.task_records t
+       SET ticket = t.ticket + 1, claimed_at = CASE WHEN t.dedup_key IS NULL THEN t.claimed_at ELSE p_at END
+     WHERE t.id = p_id AND t.state = 'queued';
+    INSERT INTO musterd.task_claims (token, worker, queue, command, tasks, number, open, crashes, claimed_at)
+    SELECT p_token, p_worker, t.queue, t.command, musterd.id_set(ARRAY[t.id]), t.ticket, 1, t.crashes, p_at
+      FROM musterd.task_records t WHERE t.id = p_id AND t.state = 'queued';
+    RETURN p_token;
+END $$;
+
 -- For tests that need an outcome and no worker: what the flush of one row writes.
 CREATE FUNCTION guard.result(p_batch bigint, p_line int, p_state text, p_attempt int DEFAULT 1, p_result jsonb DEFAULT NULL,
                              p_error text DEFAULT 'no', p_outputs jsonb DEFAULT NULL, p_at timestamptz DEFAULT now())
@@ -110,9 +135,9 @@ BEGIN
     INSERT INTO public.violations VALUES (format('%s of %s: %s', TG_OP, TG_TABLE_NAME, OLD));
     RETURN NEW;
 END $$;
-CREATE TRIGGER ended BEFORE UPDATE ON musterd.tasks
+CREATE TRIGGER ended BEFORE UPDATE ON musterd.task_records
     FOR EACH ROW WHEN (OLD.state IN ('succeeded', 'failed', 'aborted')) EXECUTE FUNCTION public.never_but_reopened();
-CREATE TRIGGER gone BEFORE DELETE ON musterd.tasks
+CREATE TRIGGER gone BEFORE DELETE ON musterd.task_records
     FOR EACH ROW WHEN (OLD.state IN ('succeeded', 'failed', 'aborted')) EXECUTE FUNCTION public.never();
 CREATE TRIGGER ended BEFORE UPDATE ON musterd.batches
     FOR EACH ROW WHEN (OLD.summarized_at IS NOT NULL

@@ -40,6 +40,10 @@ impl DaemonBuilder {
         self
     }
 
+    pub(crate) fn config(&self) -> &TestConfig {
+        &self.config
+    }
+
     /// Starts `musterd run`.
     pub(crate) fn start(self) -> Daemon {
         let mut command = match self.shell {

@@ -1,6 +1,7 @@
 //! A TCP proxy that breaks things: between the daemon and a server it stands for a bad network.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -38,6 +39,7 @@ pub(crate) struct FaultProxy {
     upstream: watch::Sender<SocketAddr>,
     fault: watch::Sender<Fault>,
     resets: watch::Sender<u64>,
+    frozen: watch::Sender<&'static str>,
     listener: JoinHandle<()>,
 }
 
@@ -47,10 +49,11 @@ impl FaultProxy {
         let address = listener.local_addr().unwrap();
         let (fault, resets) = (watch::Sender::new(Fault::None), watch::Sender::new(0));
         let upstream = watch::Sender::new(upstream);
-        let accept = accept(listener, upstream.subscribe(), fault.clone(), resets.clone());
+        let frozen = watch::Sender::new("");
+        let accept = accept(listener, upstream.subscribe(), fault.clone(), resets.clone(), frozen.clone());
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let listener = tokio::spawn(accept);
-        Self { address, upstream, fault, resets, listener }
+        Self { address, upstream, fault, resets, frozen, listener }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -74,6 +77,12 @@ impl FaultProxy {
         self.fault.send_replace(fault);
     }
 
+    /// Lets nothing through any more on open connections that began with these words, neither bytes nor their end; new ones are not
+    /// concerned.
+    pub(crate) fn freeze(&self, words: &'static str) {
+        self.frozen.send_replace(words);
+    }
+
     /// Resets every open connection.
     pub(crate) fn reset_all(&self) {
         self.resets.send_modify(|count| *count += 1);
@@ -91,6 +100,7 @@ async fn accept(
     upstream: watch::Receiver<SocketAddr>,
     fault: watch::Sender<Fault>,
     resets: watch::Sender<u64>,
+    frozen: watch::Sender<&'static str>,
 ) {
     // Dropped with this future, and the connections with it.
     let mut connections = JoinSet::new();
@@ -102,7 +112,7 @@ async fn accept(
             continue;
         }
         let upstream = *upstream.borrow();
-        connections.spawn(serve(client, upstream, fault.subscribe(), resets.subscribe()));
+        connections.spawn(serve(client, upstream, fault.subscribe(), resets.subscribe(), frozen.subscribe()));
     }
 }
 
@@ -117,6 +127,7 @@ async fn serve(
     upstream: SocketAddr,
     fault: watch::Receiver<Fault>,
     mut resets: watch::Receiver<u64>,
+    mut frozen: watch::Receiver<&'static str>,
 ) {
     let Ok(server) = TcpStream::connect(upstream).await else { return reset(client) };
     // Small pieces must not wait for each other here: latency is the fault's business.
@@ -125,7 +136,20 @@ async fn serve(
     let (from_server, to_server) = server.into_split();
     let (mut up, mut down) =
         (Pump::new(from_client, to_server, fault.clone()), Pump::new(from_server, to_client, fault));
+    let begun = Arc::clone(&up.begun);
+    let freeze = async {
+        while frozen.changed().await.is_ok() {
+            let words = *frozen.borrow_and_update();
+            let begun = begun.lock().unwrap();
+            if begun.windows(words.len()).any(|part| part == words.as_bytes()) {
+                return;
+            }
+        }
+        std::future::pending().await
+    };
     let broken = tokio::select! {
+        biased;
+        () = freeze => resets.changed().await.is_ok(),
         ended = up.run(Toward::Server) => ended.is_err(),
         ended = down.run(Toward::Client) => ended.is_err(),
         _ = resets.changed() => true,
@@ -144,11 +168,13 @@ struct Pump {
     fault: watch::Receiver<Fault>,
     /// Bytes let through under the present fault.
     passed: usize,
+    /// The first bytes of the connection.
+    begun: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Pump {
     fn new(from: OwnedReadHalf, to: OwnedWriteHalf, fault: watch::Receiver<Fault>) -> Self {
-        Self { from, to, fault, passed: 0 }
+        Self { from, to, fault, passed: 0, begun: Arc::default() }
     }
 
     /// Until one side closes, which is `Ok`, or the connection breaks.
@@ -158,6 +184,11 @@ impl Pump {
             let size = self.from.read(&mut buffer).await?;
             if size == 0 {
                 return Ok(());
+            }
+            {
+                let mut begun = self.begun.lock().unwrap();
+                let room = 1024_usize.saturating_sub(begun.len());
+                begun.extend_from_slice(&buffer[..size.min(room)]);
             }
             let allowed = self.wait_through(toward, size).await?;
             self.to.write_all(&buffer[..allowed]).await?;

@@ -9,6 +9,7 @@ use musterd::config::{Given, load};
 use musterd::daemon::Daemon;
 use musterd::handler::{Config, Done, Handler, Outcome, Registry, RowCall, TaskCall, TaskOutcome};
 use musterd::signal::Stop;
+use musterd::store::tasks::{Task, TaskRef};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -71,11 +72,9 @@ pub(crate) async fn field(client: &Client, id: i64, field: &str) -> String {
 
 /// What recovery does for the tasks of a process that is gone: free them, guarded by worker and token.
 pub(crate) async fn free_tasks_of(client: &Client, pid: u32) -> u64 {
-    let sql = "WITH held AS (SELECT t.id, t.token FROM musterd.tasks t JOIN musterd.workers w ON w.id = t.worker
-                              WHERE w.pid = $1 AND t.state = 'running')
-               UPDATE musterd.tasks t SET state = 'queued', worker = NULL, token = NULL, crashes = t.crashes + 1
-                 FROM held h WHERE t.id = h.id AND t.token = h.token AND t.state = 'running'";
-    client.execute(sql, &[&i32::try_from(pid).unwrap()]).await.unwrap()
+    let dead = "UPDATE musterd.workers SET state = 'dead', ended_at = clock_timestamp() WHERE pid = $1";
+    client.execute(dead, &[&i32::try_from(pid).unwrap()]).await.unwrap();
+    number(client, "SELECT freed FROM musterd.free_claims('', NULL)").await as u64
 }
 
 /// Everybody who runs the procedure of a task now, by what they do.
@@ -163,5 +162,31 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop.drain.cancel();
         self.stop.now.cancel();
+    }
+}
+
+/// Claims a queued task, without a worker.
+pub(crate) async fn claimed(client: &Client, id: i64) -> Task {
+    let row = client
+        .query_one(
+            "SELECT t.command, t.payload, guard.claim(t.id) AS token FROM musterd.task_records t WHERE t.id = $1",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    Task {
+        reference: TaskRef { id, token: row.get("token") },
+        parent: None,
+        queue: "default".into(),
+        command: row.get("command"),
+        payload: row.get("payload"),
+        attempt: 1,
+        max_attempts: None,
+        crashes: 0,
+        solo_crashes: 0,
+        is_solo: false,
+        timeout: None,
+        traceparent: None,
+        waited: None,
     }
 }

@@ -71,11 +71,25 @@ impl Ledger {
 
     /// A batch whose lines are all in one free block.
     pub(crate) async fn submit_block(&self, command: &str, rows: i32) -> i64 {
+        self.submit_block_with(command, rows, None).await
+    }
+
+    /// A batch of one row, which is to run alone.
+    pub(crate) async fn submit_solo(&self, command: &str) -> i64 {
+        let alone = "UPDATE musterd.blocks SET crashes = 3, solo = true WHERE batch_id = $1";
+        self.submit_block_with(command, 1, Some(alone)).await
+    }
+
+    /// `change` is made before any worker sees the block.
+    async fn submit_block_with(&self, command: &str, rows: i32, change: Option<&str>) -> i64 {
         let batch = self.submit_held(command, rows).await;
         let carve = "WITH b AS (UPDATE musterd.batches SET next_line = rows + 1 WHERE id = $1 RETURNING *)
              INSERT INTO musterd.blocks (batch_id, lines, rows, queue, command, priority)
              SELECT id, int4multirange(int4range(1, rows + 1)), rows, queue, command, priority FROM b";
         self.client.execute(carve, &[&batch]).await.unwrap();
+        if let Some(change) = change {
+            self.client.execute(change, &[&batch]).await.unwrap();
+        }
         self.client.execute("SELECT musterd.release($1)", &[&batch]).await.unwrap();
         batch
     }

@@ -4,7 +4,7 @@ use musterd::lines::Lines;
 use musterd::store::batches::{self, Look};
 use musterd::store::blocks::{self, BlockRef};
 use musterd::store::flush::{self, BlockWrite, Close, Outcomes, Patience, Purpose, Unanswered};
-use musterd::store::recovery;
+use musterd::store::recovery::{self, Ran};
 use tokio_postgres::error::SqlState;
 
 use super::{Claim, Hand, Memory, claim, complete, open_batches, owned, succeed};
@@ -54,7 +54,7 @@ impl Hand<'_> {
     async fn recover(&mut self) -> &'static str {
         let dead: Vec<_> =
             owned(&self.client, 2).await.into_iter().map(|(id, token, _)| (id, token)).collect();
-        recovery::free_if_held(&mut self.client, &dead, 3).await.unwrap();
+        recovery::free_if_held(&mut self.client, &dead, 3, &Ran::default()).await.unwrap();
         "recover"
     }
 

@@ -1,0 +1,98 @@
+//! `exec`: an answer belongs to what was asked. What a program writes beside the point is taken for no other answer.
+
+use serde_json::json;
+
+use super::{SOON, Site, all_succeeded, exec_config, python};
+
+/// One process, so that what happens to it happens in order.
+const ALONE: &str = "processes = 1\n[queues.default]\nfibers = 1\n";
+
+/// Runs tasks one after the other; each result must be its own.
+async fn all_get_their_own(site: &Site, tasks: i64) {
+    for n in 1..=tasks {
+        let (state, result, error) = site.task("work", &json!({ "n": n })).await;
+        assert_eq!((state.as_str(), result), ("succeeded", Some(json!({ "n": n }))), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_too_many_shifts_no_answer() {
+    // The same reply twice, once: a forgotten print.
+    let file = python("if n == 1 and row['attempt'] == 1:\n    print(json.dumps(reply))");
+    let site = Site::start(&exec_config(&file, ALONE)).await;
+    all_get_their_own(&site, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_comes_late_is_found_before_the_next_request() {
+    let file = python(
+        "sys.stdout.write(json.dumps(reply) + '\\n')\nsys.stdout.flush()\n\
+         if n == 1:\n    time.sleep(0.3)\n    print(json.dumps(reply), flush=True)\n    open('late', 'w').close()\n\
+         continue",
+    );
+    let site = Site::start(&exec_config(&file, ALONE)).await;
+    all_get_their_own(&site, 1).await;
+    let late = site.daemon.config().dir().join("late");
+    crate::suite::support::wait::eventually(SOON, "it has written more", async || {
+        late.exists().then_some(())
+    })
+    .await;
+    for n in 2..=4 {
+        let (state, result, _) = site.task("work", &json!({ "n": n })).await;
+        assert_eq!((state.as_str(), result), ("succeeded", Some(json!({ "n": n }))));
+    }
+    site.daemon.wait_for_log(SOON, |line| line.contains("writes more to stdout than it is asked for")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_line_of_one_batch_is_no_answer_to_another() {
+    let file = python(
+        "if n == 1 and request['batch']['id'] == 1:\n\
+         \x20   print(json.dumps(dict(reply, result={'stale': True})), file=sys.stdout)\n\
+         \x20   reply['result'] = {'n': 1, 'pid': os.getpid()}",
+    );
+    // Of its two lines the first is the answer of batch 1, and the second answers nothing.
+    let site = Site::start(&exec_config(&file, ALONE)).await;
+    let first = site.run("work", 1).await;
+    all_succeeded(&first, 1);
+    let second = site.run("work", 1).await;
+    assert_eq!(second[0].result, Some(json!({ "n": 1 })), "{second:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_names_another_request_is_none() {
+    // It names another task, by id and by key, and then none.
+    let file = python(
+        "reply['idempotency_key'] = row['idempotency_key']\nreply['id'] = row.get('id')\n\
+         if n == 2 and row['attempt'] == 1:\n    reply['id'] = 1\n    reply['idempotency_key'] = None if 'id' in row else 'x/2'\n\
+         if n == 3 and row['attempt'] == 1:\n    reply['idempotency_key'] = 'task/1'\n\
+         if n == 4 and row['attempt'] == 1:\n    del reply['id'], reply['idempotency_key']",
+    );
+    let site = Site::start(&exec_config(&file, ALONE)).await;
+    all_get_their_own(&site, 5).await;
+    let replaced = || site.daemon.log().iter().filter(|line| line.contains("a process was replaced")).count();
+    assert_eq!(replaced(), 3);
+    // Rows name themselves by line, and may by key. Line 4 comes first to a process that has named nothing yet.
+    let rows = site.run("work", 5).await;
+    all_succeeded(&rows, 5);
+    let retried: Vec<i32> = rows.iter().filter(|row| row.attempt > 1).map(|row| row.line).collect();
+    assert_eq!(retried, [2, 3]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endless_output_costs_its_own_row_and_little_memory() {
+    let file = python(
+        "if row['attempt'] == 1 and n == 2:\n    while True:\n        sys.stdout.write('x' * 65536)\n\
+         if row['attempt'] == 1 and n == 4:\n    while True:\n        sys.stdout.write('{\"line\": 4}\\n')\n\
+         if row['attempt'] == 1 and n == 6:\n    for i in range(200000):\n        sys.stderr.write('noise ' * 20 + '\\n')",
+    );
+    let site = Site::start(&exec_config(&file, &format!("max_reply_bytes = 1000000\n{ALONE}"))).await;
+    let before = site.daemon.memory().1;
+    let rows = site.run("work", 8).await;
+    all_succeeded(&rows, 8);
+    let retried: Vec<i32> = rows.iter().filter(|row| row.attempt > 1).map(|row| row.line).collect();
+    // Line 4's first answer has no outcome, which is a failed try; the lines behind it find another process.
+    assert_eq!(retried.iter().filter(|line| ![2, 4, 5].contains(*line)).count(), 0, "{retried:?}");
+    let grown = site.daemon.memory().1 - before;
+    assert!(grown < 200, "{grown} MiB more");
+}
