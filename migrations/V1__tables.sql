@@ -179,7 +179,8 @@ CREATE TABLE musterd.task_claims (
     number     int NOT NULL,
     open       int NOT NULL,
     crashes    int NOT NULL,
-    claimed_at timestamptz NOT NULL DEFAULT now(),
+    -- Not now(): the claim's transaction may have begun before the end of what an uncle waited for.
+    claimed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     alone_at   timestamptz,
     results    jsonb
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);

@@ -122,7 +122,7 @@ DECLARE
     v_mine   bigint[] := ARRAY (SELECT t.id FROM musterd.task_records t WHERE t.id = ANY (p_ids) ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED);
     v_theirs bigint[] := ARRAY (SELECT i FROM unnest(p_ids) i EXCEPT SELECT i FROM unnest(v_mine) i);
 BEGIN
-    UPDATE musterd.task_records t SET claimed_at = now()
+    UPDATE musterd.task_records t SET claimed_at = clock_timestamp()
      WHERE t.id = ANY (v_mine) AND t.state = 'queued' AND t.ticket = p_head.number;
     IF v_theirs <> '{}' THEN
         INSERT INTO musterd.task_tickets (queue, command, priority, parent_id, tasks, count, number, crashes, keyed, bytes, due_at, ready)

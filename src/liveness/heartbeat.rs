@@ -57,8 +57,10 @@ pub enum HeartbeatError {
 }
 
 impl Heartbeat {
-    /// Beats until `stop`.
+    /// Beats until `stop`, or until this future is dropped: the thread does not outlive what it vouches for.
     pub async fn run(self, stop: CancellationToken) -> Result<(), HeartbeatError> {
+        let stop = stop.child_token();
+        let _ends_with_us = stop.clone().drop_guard();
         let (report, ended) = oneshot::channel();
         let others = Handle::current();
         let thread = move || {

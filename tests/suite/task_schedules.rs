@@ -361,12 +361,13 @@ async fn nobody_deadlocks_whatever_ends_beside_whatever() {
 async fn drive(client: &tokio_postgres::Client, session: i32) {
     const CLAIM: &str = "SELECT count(*) FROM musterd.claim_tasks('default', 'w', ARRAY[gen_random_uuid(), gen_random_uuid()],
                '{c,u}', '{5,5}', '{}')";
-    const FINISH: &str = "SELECT count(*) FROM musterd.finish_tasks(ARRAY (
+    // Answers the uncles to check after the commit, as a worker does.
+    const FINISH: &str = "SELECT f.scope_id FROM musterd.finish_tasks(ARRAY (
            SELECT ROW (t.id, k.token, CASE WHEN random() < 0.1 THEN 'failed' ELSE 'succeeded' END, NULL, NULL, 0,
                        CASE WHEN random() < 0.2 THEN '[{\"command\": \"c\"}]'::jsonb END,
                        CASE WHEN random() < 0.2 THEN '[{\"command\": \"u\", \"dedup_key\": \"u\"}]'::jsonb END)::musterd.task_outcome
              FROM musterd.task_claims k JOIN musterd.task_records t ON k.tasks @> t.id AND k.number = t.ticket
-            WHERE t.state = 'queued' ORDER BY random() LIMIT 5))";
+            WHERE t.state = 'queued' ORDER BY random() LIMIT 5)) f WHERE f.task_id IS NULL";
     let ok = |answer: Result<Vec<tokio_postgres::SimpleQueryMessage>, tokio_postgres::Error>| {
         if let Err(error) = answer {
             panic!("session {session}: {error:?}");
@@ -374,7 +375,7 @@ async fn drive(client: &tokio_postgres::Client, session: i32) {
     };
     loop {
         ok(client.simple_query(CLAIM).await);
-        ok(client.simple_query(FINISH).await);
+        let uncles = texts(client, FINISH).await;
         let abort =
             "SELECT musterd.abort(id) FROM musterd.tasks WHERE state = 'running' ORDER BY random() LIMIT 1";
         if session == 0 && rand::random::<f64>() < 0.2 {
@@ -383,6 +384,8 @@ async fn drive(client: &tokio_postgres::Client, session: i32) {
         for parent in
             texts(client, "SELECT id FROM musterd.tasks WHERE state = 'waiting' ORDER BY random() LIMIT 3")
                 .await
+                .into_iter()
+                .chain(uncles)
         {
             ok(client.simple_query(&format!("SELECT musterd.complete_scope({parent})")).await);
         }

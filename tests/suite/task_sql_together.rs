@@ -107,7 +107,11 @@ async fn tasks_together_share_a_transaction_and_nothing_that_they_leave_behind()
     let (db, client) = prepared("").await;
     let handlers = handlers(&db);
     let tasks = claimed_tasks(&client, 5).await;
-    let outcomes = handlers.get("leaving").unwrap().handler.tasks(&calls(&tasks)).await.unwrap();
+    // On a machine that is too slow for the limit of such a transaction nothing has happened, and it may be tried again.
+    let outcomes = eventually(SOON, "they share a transaction", async || {
+        handlers.get("leaving").unwrap().handler.tasks(&calls(&tasks)).await
+    })
+    .await;
     for (task, outcome) in tasks.iter().zip(outcomes) {
         let own = |finish: &Finish| finish.finished.keys().eq([&task.reference.id]);
         assert!(matches!(&outcome, TaskOutcome::Committed(finish) if own(finish)), "{outcome:?}");
