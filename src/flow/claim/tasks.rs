@@ -39,8 +39,8 @@ impl Default for Progress {
 
 impl Claimed for Task {
     const WORK: Work = Work::Tasks;
-    const AT_ONCE: usize = 500;
-    const REFILL: u32 = 250;
+    const AT_ONCE: usize = 1000;
+    const REFILL: u32 = 500;
     const KEPT: Option<Duration> = Some(Duration::from_millis(300));
     type Memory = Progress;
 
