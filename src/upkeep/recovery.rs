@@ -163,7 +163,7 @@ impl Recovery {
 
     fn mourn(&self, id: &str, why: &str) {
         self.metrics.liveness.buried.inc();
-        tracing::warn!(worker = id, why, "declared_dead dead");
+        tracing::warn!(worker = id, why, "declared a worker dead");
     }
 
     /// What workers that died were running, as they told Redis. The database says what they held, and that alone is freed; this says
