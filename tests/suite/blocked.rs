@@ -173,8 +173,22 @@ async fn tasks_that_wait_behind_one_that_blocks_its_thread_run_elsewhere() {
     for id in enqueue(&client, "work", &["quick"; 50], "").await {
         assert_eq!(tasks::end_of(&client, id).await, "succeeded");
     }
-    let ids = enqueue(&client, "work", &["block", "quick", "quick", "quick"], "").await;
-    becomes(&client, "SELECT sum(open) FROM musterd.task_claims", "4").await;
+    // On a busy machine they may look slow, and then each waits for a fiber by itself and goes back in a third of a second.
+    let (mut ids, open) = (Vec::new(), "SELECT coalesce(sum(open), 0) FROM musterd.task_claims");
+    for round in 1.. {
+        assert!(round <= 20, "the worker never gave all of them to one fiber");
+        blocked.0.store(false, Ordering::SeqCst);
+        ids = enqueue(&client, "work", &["block", "quick", "quick", "quick"], "").await;
+        becomes(&client, open, "4").await;
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        if text(&client, open).await == "4" {
+            break;
+        }
+        blocked.0.store(true, Ordering::SeqCst);
+        for id in ids.drain(..) {
+            assert_eq!(tasks::end_of(&client, id).await, "succeeded");
+        }
+    }
     let free = Blocked(Arc::new(AtomicBool::new(true)));
     let two = tasks::Worker::start(&db, QUICK, vec![("work", free.tasks("two", &gate), config())]).await;
     for id in &ids[1..] {
