@@ -18,10 +18,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, sync::Arc, time::Duration};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::OwnedSemaphorePermit,
-};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 /// The `[http]` section.
@@ -166,7 +163,7 @@ pub(crate) struct Peer(SocketAddr);
 
 /// A request of the API that is being answered, to the last byte of the answer.
 #[derive(Clone, Debug)]
-struct RequestSlot(#[expect(dead_code, reason = "held, not read")] Arc<OwnedSemaphorePermit>);
+struct RequestSlot(#[expect(dead_code, reason = "held, not read")] Arc<api::slots::Slot>);
 
 /// After `stop`, how long requests that have begun may take to end.
 const LINGER: Duration = Duration::from_secs(1);

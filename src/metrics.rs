@@ -55,7 +55,7 @@ pub struct Metrics {
     pub rows_given_back: Counter,
     /// Whether Redis answers; nought also when it is not used.
     pub redis_up: Gauge,
-    /// Rows whose handler runs on past its timeout and cannot be stopped.
+    /// Rows and tasks whose handler runs on past its timeout and cannot be stopped.
     pub handlers_overdue: Gauge,
 }
 

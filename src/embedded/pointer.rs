@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Uid, geteuid};
 use serde::{Deserialize, Serialize};
 
 use super::directory::{holder, private_file};
@@ -54,8 +55,13 @@ pub(super) struct Announcement {
 
 impl Announcement {
     pub(super) fn make(running: &RunningDev, state: &Path) -> Result<Self, EmbeddedError> {
+        Self::make_as(geteuid(), running, state)
+    }
+
+    fn make_as(user: Uid, running: &RunningDev, state: &Path) -> Result<Self, EmbeddedError> {
         fs::create_dir_all(state).map_err(EmbeddedError::file("make", state))?;
-        if !is_own(&fs::metadata(state).map_err(EmbeddedError::file("look at", state))?) {
+        let metadata = fs::metadata(state).map_err(EmbeddedError::file("look at", state))?;
+        if !belongs_to(user, &metadata) {
             let theirs =
                 std::io::Error::new(std::io::ErrorKind::PermissionDenied, "it belongs to another user");
             return Err(EmbeddedError::file("use", state)(theirs));
@@ -76,7 +82,7 @@ impl Announcement {
 impl Drop for Announcement {
     fn drop(&mut self) {
         // A later dev may have announced itself over us; its file stays.
-        if read(&self.file).is_some_and(|now| now.pid == self.pid && now.dir == self.dir) {
+        if read_as(geteuid(), &self.file).is_some_and(|now| now.pid == self.pid && now.dir == self.dir) {
             // Left behind it is merely not believed.
             let _ = fs::remove_file(&self.file);
         }
@@ -84,13 +90,17 @@ impl Drop for Announcement {
 }
 
 pub(super) fn discover_in(state: &Path) -> Option<RunningDev> {
+    discover_as(geteuid(), state)
+}
+
+fn discover_as(user: Uid, state: &Path) -> Option<RunningDev> {
     // The lock alone is not enough: a new owner of the same directory has another port until it announces itself.
-    read(&pointer_file(state)).filter(|running| holder(&running.dir) == Some(running.pid))
+    read_as(user, &pointer_file(state)).filter(|running| holder(&running.dir) == Some(running.pid))
 }
 
 pub(super) fn state_dir() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    state_dir_of(set("XDG_STATE_HOME"), set("HOME"), rustix::process::geteuid().is_root())
+    state_dir_of(set("XDG_STATE_HOME"), set("HOME"), geteuid().is_root())
 }
 
 fn state_dir_of(xdg: Option<PathBuf>, home: Option<PathBuf>, root: bool) -> PathBuf {
@@ -99,7 +109,7 @@ fn state_dir_of(xdg: Option<PathBuf>, home: Option<PathBuf>, root: bool) -> Path
         // The server's user can usually not enter root's home.
         _ if root => "/var/lib/musterd".into(),
         (_, Some(home)) => home.join(".local/state/musterd"),
-        (_, None) => std::env::temp_dir().join(format!("musterd-{}", rustix::process::geteuid().as_raw())),
+        (_, None) => std::env::temp_dir().join(format!("musterd-{}", geteuid().as_raw())),
     }
 }
 
@@ -108,16 +118,16 @@ fn pointer_file(state: &Path) -> PathBuf {
 }
 
 /// What another user wrote there is not believed: it names a database to send rows to.
-fn read(file: &Path) -> Option<RunningDev> {
+fn read_as(user: Uid, file: &Path) -> Option<RunningDev> {
     let file = fs::File::open(file).ok()?;
-    if !is_own(&file.metadata().ok()?) {
+    if !belongs_to(user, &file.metadata().ok()?) {
         return None;
     }
     serde_json::from_reader(file).ok()
 }
 
-fn is_own(metadata: &fs::Metadata) -> bool {
-    metadata.uid() == rustix::process::geteuid().as_raw()
+fn belongs_to(user: Uid, metadata: &fs::Metadata) -> bool {
+    metadata.uid() == user.as_raw()
 }
 
 #[cfg(test)]
@@ -156,7 +166,7 @@ mod tests {
         let earlier = Announcement::make(&running(dir.path(), 1), state.path()).unwrap();
         let _later = Announcement::make(&running(dir.path(), 2), state.path()).unwrap();
         drop(earlier);
-        assert_eq!(read(&pointer_file(state.path())).unwrap().pid, 2);
+        assert_eq!(read_as(geteuid(), &pointer_file(state.path())).unwrap().pid, 2);
     }
 
     #[test]
@@ -167,6 +177,26 @@ mod tests {
         let mode = fs::metadata(pointer_file(state.path())).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert!(!format!("{running:?}").contains("canary"));
+    }
+
+    /// Without HOME the place is one that every user can write to.
+    #[test]
+    fn what_belongs_to_another_user_is_neither_believed_nor_written_to() {
+        let own = geteuid();
+        let without_home = state_dir_of(None, None, false);
+        assert_eq!(without_home, std::env::temp_dir().join(format!("musterd-{}", own.as_raw())));
+
+        let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(dir.path().join("dev.lock"), "77").unwrap();
+        let held = fs::File::open(dir.path().join("dev.lock")).unwrap();
+        flock(&held, FlockOperation::LockExclusive).unwrap();
+        let running = running(dir.path(), 77);
+        let _announcement = Announcement::make(&running, state.path()).unwrap();
+        let other = Uid::from_raw(own.as_raw() + 1);
+        assert_eq!(discover_as(own, state.path()).unwrap().pid, 77);
+        assert!(discover_as(other, state.path()).is_none(), "the file of another user is believed");
+        let refused = Announcement::make_as(other, &running, state.path()).unwrap_err();
+        assert!(refused.to_string().contains(&state.path().display().to_string()), "{refused}");
     }
 
     #[test]

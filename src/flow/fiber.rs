@@ -16,7 +16,7 @@ use super::{
     held::{Cancel, Held, Key},
     pace::Pace,
     solo::{Company, Room, Solitude},
-    watch::{Watch, Watched},
+    watch::{Watch, Watched, WatchedBlock},
     writer::{BlockUpdate, OutcomeWriter, Update},
 };
 use crate::{
@@ -170,13 +170,13 @@ impl Bench {
             return self.leave(&block, end).await;
         };
         let most = facts.batch.max_attempts.unwrap_or(self.retry.max_attempts.get() as i32);
-        let post = self.watch.post(Watched {
+        let post = self.watch.post(Watched::Block(WatchedBlock {
             block: block.reference,
             parts: block.parts.clone(),
             command: block.command.clone(),
             attempt: block.attempt,
             max_attempts: most,
-        });
+        }));
         let rows_took = self.metrics.walk.handler(&block.command, Call::Row);
         let span = Span::begin("block", facts.batch.traceparent.as_deref())
             .name("command", &block.command)

@@ -206,6 +206,13 @@ impl Held {
         of_token.for_each(|(_, entry)| entry.cancel.fenced.cancel());
     }
 
+    /// One block, or one task of a claim, was given up.
+    pub fn fence_one(&self, key: impl Into<Key>) {
+        if let Some(entry) = self.lock().entries.get(&key.into()) {
+            entry.cancel.fenced.cancel();
+        }
+    }
+
     /// Whether a token is known: held, or sent with a claim whose end we do not know yet.
     pub fn knows(&self, token: Uuid) -> bool {
         self.lock().tokens.contains_key(&token)

@@ -5,7 +5,7 @@
 //! hours, and neither the other work of this process nor the solitary block, which another replica could run, waits for that.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
@@ -22,6 +22,8 @@ const REST: u32 = 9;
 pub struct Room {
     door: Arc<RwLock<()>>,
     waits: Arc<Mutex<Waits>>,
+    /// Who is alone.
+    alone: Arc<Mutex<Weak<Mutex<Right>>>>,
 }
 
 /// How the last waits for solitude went.
@@ -42,9 +44,17 @@ impl Waits {
 #[derive(Clone, Debug)]
 pub struct Company(#[expect(dead_code, reason = "it is held, not read")] Arc<OwnedRwLockReadGuard<()>>);
 
-/// The right to be at work alone.
+/// The right to be at work alone, until it is dropped or [`Room::let_others_in`] makes company of it.
 #[derive(Debug)]
-pub struct Solitude(#[expect(dead_code, reason = "it is held, not read")] OwnedRwLockWriteGuard<()>);
+pub struct Solitude(#[expect(dead_code, reason = "it is held, not read")] Arc<Mutex<Right>>);
+
+#[derive(Debug)]
+enum Right {
+    Alone(OwnedRwLockWriteGuard<()>),
+    Beside(#[expect(dead_code, reason = "it is held, not read")] OwnedRwLockReadGuard<()>),
+    /// Between the two.
+    Changing,
+}
 
 impl Room {
     pub async fn enter(&self) -> Company {
@@ -55,19 +65,23 @@ impl Room {
     /// the last wait in vain was long enough ago.
     pub fn may_wait(&self, oldest: Option<Duration>) -> bool {
         let Some(oldest) = oldest else { return true };
-        oldest < LONGEST_PATIENCE && self.lock().not_before.is_none_or(|then| then <= Instant::now())
+        oldest < LONGEST_PATIENCE && lock(&self.waits).not_before.is_none_or(|then| then <= Instant::now())
     }
 
     /// Alone, when the others are gone and `settled`, what they did is written; `None` when patience ended first.
     pub async fn alone(&self, settled: impl Future<Output = ()>) -> Option<Solitude> {
-        let patience = self.lock().patience();
+        let patience = lock(&self.waits).patience();
         let alone = async {
-            let solitude = Solitude(Arc::clone(&self.door).write_owned().await);
+            let solitude = Arc::clone(&self.door).write_owned().await;
             settled.await;
-            solitude
+            Arc::new(Mutex::new(Right::Alone(solitude)))
         };
         let solitude = tokio::time::timeout(patience, alone).await.ok();
-        let mut waits = self.lock();
+        if let Some(solitude) = &solitude {
+            *lock(&self.alone) = Arc::downgrade(solitude);
+        }
+        let solitude = solitude.map(Solitude);
+        let mut waits = lock(&self.waits);
         match solitude {
             Some(_) => *waits = Waits::default(),
             None => {
@@ -78,9 +92,20 @@ impl Room {
         solitude
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waits> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Lets others in beside what is alone: it was given up, and blocks its thread for an unknown time. Nothing else can be alone
+    /// beside it.
+    pub fn let_others_in(&self) {
+        let Some(alone) = lock(&self.alone).upgrade() else { return };
+        let mut right = lock(&alone);
+        *right = match std::mem::replace(&mut *right, Right::Changing) {
+            Right::Alone(guard) => Right::Beside(guard.downgrade()),
+            right => right,
+        };
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -105,6 +130,21 @@ mod tests {
         assert!(room.enter().now_or_never().is_none());
         drop(solitude);
         room.enter().await;
+    }
+
+    #[tokio::test]
+    async fn one_that_is_given_up_lets_others_in_and_nothing_else_be_alone() {
+        let room = Room::default();
+        room.let_others_in();
+        let blocked = room.alone(ready(())).await;
+        room.let_others_in();
+        room.let_others_in();
+        drop(room.enter().now_or_never().expect("others come in"));
+        let mut next = Box::pin(room.alone(ready(())));
+        assert!((&mut next).now_or_never().is_none(), "alone beside one that blocks its thread");
+        drop(blocked);
+        let next = next.await;
+        assert!(next.is_some() && room.enter().now_or_never().is_none());
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,6 +4,7 @@ use super::{
     fiber::{Bench, End, interrupted, storable},
     held::Cancel,
     solo::{Company, Solitude},
+    watch::{Guard, Watched},
     writer::Update,
 };
 use crate::{
@@ -16,8 +17,8 @@ use crate::{
 use prometheus_client::metrics::histogram::Histogram;
 use serde::Serialize;
 use std::{
-    collections::VecDeque,
     pin::pin,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -26,33 +27,44 @@ const PATIENCE: Duration = Duration::from_millis(300);
 
 impl Bench {
     /// Runs tasks on one fiber: together if their handler can, else one after the other. One that must be alone comes alone.
-    pub async fn run_tasks(&self, mut tasks: Vec<Task>, company: Company) {
-        if tasks.len() > 1 {
-            if !self.attempt_together(&tasks).await {
-                self.attempt_in_turn(tasks.into()).await;
+    pub async fn run_tasks(&self, tasks: Vec<Task>, company: Company) {
+        let tasks = Arc::new(tasks);
+        match &**tasks {
+            [task] => self.run_task(task, self.watch_over(&tasks), company).await,
+            _ => {
+                if !self.attempt_together(&tasks).await {
+                    self.attempt_in_turn(&tasks, self.watch_over(&tasks)).await;
+                }
+                drop(company);
             }
-            drop(company);
-        } else if let Some(task) = tasks.pop() {
-            self.run_task(task, company).await;
         }
     }
 
     /// One after the other; those that would have to wait go back.
-    async fn attempt_in_turn(&self, mut rest: VecDeque<Task>) {
+    async fn attempt_in_turn(&self, tasks: &[Task], post: Option<Guard>) {
         let deadline = tokio::time::Instant::now() + PATIENCE;
-        let Some(took) = rest.front().map(|task| self.times_of(task)) else { return };
-        while let Some(task) = rest.pop_front() {
-            let mut run = pin!(self.attempt_task(&task, &took));
+        let Some(took) = tasks.first().map(|task| self.times_of(task)) else { return };
+        for (place, task) in tasks.iter().enumerate() {
+            // What is not there any more was given back while the one before blocked this thread.
+            if place > 0 && post.as_ref().is_some_and(|post| !post.advance()) {
+                return;
+            }
+            let rest = &tasks[place + 1..];
+            let mut run = pin!(self.attempt_task(task, &took, post.as_ref()));
             tokio::select! {
                 biased;
                 () = &mut run => continue,
                 () = tokio::time::sleep_until(deadline), if !rest.is_empty() => {}
             }
-            for task in rest.drain(..) {
-                self.end_task(&task, TaskEnd::GiveBack).await;
-            }
-            run.await;
+            self.give_back_tasks(post.as_ref().map_or(rest, Guard::take_rest)).await;
+            return run.await;
         }
+    }
+
+    /// Of tasks whose handler may block its thread: no fiber can do anything about that.
+    fn watch_over(&self, tasks: &Arc<Vec<Task>>) -> Option<Guard> {
+        let entry = self.handlers.get(&tasks.first()?.command)?;
+        entry.handler.may_block().then(|| self.watch.post(Watched::Tasks(Arc::clone(tasks))))
     }
 
     /// Whether that was all: false when nothing has happened and each task is to be run by itself.
@@ -86,16 +98,16 @@ impl Bench {
     }
 
     /// Runs a task beside others; or, when it must be alone, when they are gone.
-    pub async fn run_task(&self, task: Task, company: Company) {
-        let took = self.times_of(&task);
+    async fn run_task(&self, task: &Task, post: Option<Guard>, company: Company) {
+        let (took, post) = (self.times_of(task), post.as_ref());
         if !task.is_solo {
-            self.attempt_task(&task, &took).await;
+            self.attempt_task(task, &took, post).await;
             return drop(company);
         }
         // Not one of those it waits for.
         drop(company);
         let cancel = self.held.cancel_of(task.reference);
-        match self.solitude_for(&task, &cancel).await {
+        match self.solitude_for(task, &cancel).await {
             Ok(solitude) => {
                 tracing::warn!(
                     task = task.reference.id,
@@ -106,9 +118,10 @@ impl Bench {
                 let lift =
                     || async move { tasks::unmark_alone(&self.store.general.get().await?, reference).await };
                 let suspect = (task.reference.into(), task.crashes);
-                self.alone_for_a_while(suspect, solitude, self.attempt_task(&task, &took), lift).await;
+                let run = self.attempt_task(task, &took, post);
+                self.alone_for_a_while(suspect, solitude, run, lift).await;
             }
-            Err(End::GiveBack) => self.end_task(&task, TaskEnd::GiveBack).await,
+            Err(End::GiveBack) => self.end_task(task, TaskEnd::GiveBack).await,
             Err(_) => self.held.forget(task.reference),
         }
     }
@@ -136,7 +149,7 @@ impl Bench {
     }
 
     /// Runs a task to its end, or until it is given up.
-    async fn attempt_task(&self, task: &Task, took: &Histogram) {
+    async fn attempt_task(&self, task: &Task, took: &Histogram, post: Option<&Guard>) {
         let Some(entry) = self.handlers.get(&task.command).cloned() else {
             // The claim asks for our commands only; a task of another is a bug, and goes back unharmed.
             tracing::error!(command = task.command, "claimed a task of a command that is not ours");
@@ -150,7 +163,13 @@ impl Bench {
         let run = async {
             self.lease.valid().await;
             let began = Instant::now();
+            if let Some(post) = post {
+                post.begin(timeout);
+            }
             let outcome = handler::run_task(&*entry.handler, call).await;
+            if let Some(post) = post {
+                post.end();
+            }
             let elapsed = began.elapsed();
             self.task_pace.saw_work(&task.command, 1, elapsed);
             took.observe(elapsed.as_secs_f64());
@@ -181,7 +200,7 @@ impl Bench {
         }
     }
 
-    fn judge(&self, task: &Task, outcome: TaskOutcome) -> TaskEnd {
+    pub(super) fn judge(&self, task: &Task, outcome: TaskOutcome) -> TaskEnd {
         let most = self.retry.attempts_for(task.max_attempts);
         match outcome {
             TaskOutcome::Done(TaskDone { result, spawn, after }) => {

@@ -99,6 +99,9 @@ impl Exec {
         let is_reply = is_named || protocol::has_outcome(&bytes);
         if !reader.accepts(is_named) || !is_reply || !lease.is_silent() {
             // Which of its lines is the reply, and to which task, cannot be known.
+            if is_reply {
+                self.pool.wrote_too_much(id);
+            }
             return Err(Trouble::Noise(format!("{} and more", protocol::quote(&bytes))));
         }
         self.tap.saw(|| (text.to_owned(), String::from_utf8_lossy(&bytes).into_owned()));

@@ -10,6 +10,7 @@ mod lanes;
 mod openapi;
 mod problem;
 mod rate;
+pub(super) mod slots;
 mod submit;
 mod tasks;
 pub(crate) mod tokens;
@@ -30,12 +31,13 @@ use axum::{
     routing::{MethodFilter, MethodRouter},
 };
 use deadpool_postgres::Object;
+use guard::Client;
 pub(super) use guard::{is_addressed_here, is_forwarded};
 use problem::Problem;
 use rate::Rates;
+use slots::{Slot, Slots};
 use std::{net::SocketAddr, ops::Deref, sync::Arc};
 use tokens::{Scope, Tokens};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use upload::Patience;
 
@@ -51,11 +53,11 @@ pub struct Shared {
     objects: objects::Store,
     tokens: Tokens,
     rates: Rates,
-    reads: Arc<Semaphore>,
-    writes: Arc<Semaphore>,
-    uploads: Arc<Semaphore>,
-    downloads: Arc<Semaphore>,
-    followers: Arc<Semaphore>,
+    reads: Arc<Slots>,
+    writes: Arc<Slots>,
+    uploads: Arc<Slots>,
+    downloads: Arc<Slots>,
+    followers: Arc<Slots>,
     /// Whether only this machine can reach us.
     is_loopback: bool,
     /// Payloads on one page of a list.
@@ -87,7 +89,6 @@ impl Api {
         objects: objects::Store,
         address: Option<SocketAddr>,
     ) -> Result<Self, OpenError> {
-        let places = |count: usize| Arc::new(Semaphore::new(count));
         let [uploads, downloads, followers] =
             [config.max_uploads, config.max_downloads, config.max_followers].map(|most| most.get() as usize);
         Ok(Self(Arc::new(Shared {
@@ -96,11 +97,11 @@ impl Api {
             objects,
             tokens: Tokens::new(config.read_tokens_file.clone(), config.write_tokens_file.clone()),
             rates: Rates::new(config.rate_limit),
-            reads: places(MOST_REQUESTS + downloads + followers),
-            writes: places(MOST_REQUESTS + uploads),
-            uploads: places(uploads),
-            downloads: places(downloads),
-            followers: places(followers),
+            reads: Slots::new(MOST_REQUESTS + downloads + followers),
+            writes: Slots::new(MOST_REQUESTS + uploads),
+            uploads: Slots::new(uploads),
+            downloads: Slots::new(downloads),
+            followers: Slots::new(followers),
             is_loopback: address.unwrap_or(config.listen).ip().to_canonical().is_loopback(),
             page_bytes: PAGE_BYTES,
             stop: CancellationToken::new(),
@@ -126,28 +127,31 @@ impl Api {
     }
 
     /// A place among the requests that read, or those that write, until its answer is taken.
-    fn request_slot(&self, wanted: Scope) -> Result<RequestSlot, Problem> {
-        let places = match wanted {
+    fn request_slot(&self, client: &Client, wanted: Scope) -> Result<RequestSlot, Problem> {
+        let slots = match wanted {
             Scope::Read => &self.reads,
             Scope::Write => &self.writes,
         };
-        let slot = Arc::clone(places).try_acquire_owned();
-        slot.map(|slot| RequestSlot(Arc::new(slot))).map_err(|_| Problem::busy("requests at a time"))
+        let slot = self.slot(slots, client, wanted, "requests at a time")?;
+        Ok(RequestSlot(Arc::new(slot)))
     }
 
-    fn upload_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        let slot = Arc::clone(&self.uploads).try_acquire_owned();
-        slot.map_err(|_| Problem::busy("uploads at a time (http.max_uploads)"))
+    fn upload_slot(&self, client: &Client) -> Result<Slot, Problem> {
+        self.slot(&self.uploads, client, Scope::Write, "uploads at a time (http.max_uploads)")
     }
 
-    fn download_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        let slot = Arc::clone(&self.downloads).try_acquire_owned();
-        slot.map_err(|_| Problem::busy("exports and downloads at a time (http.max_downloads)"))
+    fn download_slot(&self, client: &Client) -> Result<Slot, Problem> {
+        let what = "exports and downloads at a time (http.max_downloads)";
+        self.slot(&self.downloads, client, Scope::Read, what)
     }
 
-    fn follower_slot(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        let slot = Arc::clone(&self.followers).try_acquire_owned();
-        slot.map_err(|_| Problem::busy("followers at a time (http.max_followers)"))
+    fn follower_slot(&self, client: &Client) -> Result<Slot, Problem> {
+        self.slot(&self.followers, client, Scope::Read, "followers at a time (http.max_followers)")
+    }
+
+    fn slot(&self, slots: &Arc<Slots>, client: &Client, wanted: Scope, what: &str) -> Result<Slot, Problem> {
+        let is_alone = !self.tokens.are_wanted() || client.is_alone(wanted);
+        slots.take(client, is_alone).ok_or_else(|| Problem::busy(what))
     }
 
     fn patience(&self) -> Patience {

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 
+use musterd::embedded::{EmbeddedPostgres, Options};
 use serde_json::Value;
 
 use crate::suite::support::config::{TestConfig, json, stderr, stdout};
@@ -59,6 +60,39 @@ async fn a_warning_fails_only_when_asked_to() {
     assert!(line("fsync").contains(" warn ") && line("fsync").contains("turn it on"), "{text}");
     assert_eq!(config.musterd(&["doctor", "--strict"]).await.status.code(), Some(1));
     assert_eq!(json(&config.musterd(&["doctor", "--json"]).await)["verdict"], Value::from("warn"));
+}
+
+/// On a server with which nothing else is wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_to_another_machine_that_is_not_verified_fails_when_asked_to() {
+    let server = tokio::task::spawn_blocking(|| {
+        let server =
+            EmbeddedPostgres::start(Options::ephemeral(run::new_dir("strict").join("postgres"))).unwrap();
+        run::kill_at_end(server.pid());
+        server
+    });
+    let server = server.await.unwrap();
+    let db = TestDb::empty().await;
+    // The same server by another way to write its address, which is none of the names of this machine.
+    let (here, elsewhere) = (server.url().to_owned(), server.url().replace("127.0.0.1", "127.1"));
+    assert_ne!(here, elsewhere);
+    let at = |url: &str| TestConfig::new(&db, &format!("[database]\nurl = {url:?}"));
+    let (here, elsewhere) = (at(&here), at(&elsewhere));
+    let migrated = here.musterd(&["migrate"]).await;
+    assert!(migrated.status.success(), "{}", stderr(&migrated));
+    let code = async |config: &TestConfig, args: &[&str]| {
+        let output = config.musterd(args).await;
+        (output.status.code(), format!("{}{}", stdout(&output), stderr(&output)))
+    };
+    let (strict, text) = code(&here, &["doctor", "--strict"]).await;
+    assert_eq!(strict, Some(0), "{text}");
+    let (usual, text) = code(&elsewhere, &["doctor"]).await;
+    assert_eq!(usual, Some(0), "{text}");
+    let line = text.lines().find(|line| line.trim_start().starts_with("database.url")).expect(&text);
+    assert!(line.contains(" warn ") && line.contains("sslmode=verify-full"), "{text}");
+    assert_eq!(text.matches(" warn ").count(), 1, "{text}");
+    let (strict, text) = code(&elsewhere, &["doctor", "--strict"]).await;
+    assert_eq!(strict, Some(1), "{text}");
 }
 
 fn with_redis(db: &TestDb, url: &str) -> TestConfig {

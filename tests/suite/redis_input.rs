@@ -145,6 +145,50 @@ async fn the_set_of_a_dead_worker_is_read_and_compared() {
     .await;
 }
 
+/// A worker that died held three blocks and eight tasks, and ran the last of each: with that one it may have died. A worker takes up one
+/// suspect at a time, and these are the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dead_worker_ran_is_taken_up_before_what_it_only_held() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let redis = services::own_redis();
+    let client = redis_client(&redis.url()).await;
+    let dead = "INSERT INTO musterd.workers (id, host, pid, version, seen_at)
+                VALUES ('gone-1-1', 'h', 1, 'v', now() - interval '1 hour')";
+    ledger.client.execute(dead, &[]).await.unwrap();
+    let mut batches = Vec::new();
+    for _ in 0..3 {
+        let batch = ledger.submit_block("noop", 1).await;
+        let held =
+            "UPDATE musterd.blocks SET worker = 'gone-1-1', token = gen_random_uuid(), claimed_at = now()
+                     WHERE batch_id = $1 RETURNING token::text";
+        let token: String = ledger.client.query_one(held, &[&batch]).await.unwrap().get(0);
+        batches.push((batch, token));
+    }
+    let enqueue = "SELECT musterd.enqueue('noop') FROM generate_series(1, 8)";
+    let tasks: Vec<i64> =
+        ledger.client.query(enqueue, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    let claim = "SELECT c.id, c.token::text FROM musterd.claim_tasks('default', 'gone-1-1',
+        ARRAY[gen_random_uuid(), gen_random_uuid()], ARRAY['noop'], ARRAY[500], '{}') c";
+    let claimed = ledger.client.query(claim, &[]).await.unwrap();
+    assert_eq!(claimed.len(), 8, "one claim of them all");
+    let (task, (batch, token)) = (tasks[7], batches[2].clone());
+    let ran = [format!("block/{batch}/{token}"), format!("task/{task}/{}", claimed[0].get::<_, String>(1))];
+    client.sadd::<i64, _, _>("MUSTER_{gone-1-1}_ROWS", ran.to_vec()).await.unwrap();
+
+    let _daemon = Daemon::builder(&db, &config(&redis.url(), "")).start();
+    for id in tasks.iter().copied().chain(batches.iter().map(|(batch, _)| *batch)) {
+        let ends = format!("SELECT count(*) FROM musterd.tasks WHERE id = {id} AND state = 'succeeded'");
+        eventually(SOON, "everything ends", async || (ledger.number(&ends).await == 1).then_some(())).await;
+    }
+    let first_batch =
+        "SELECT batch FROM public.claims WHERE worker <> 'gone-1-1' AND crashes > 0 ORDER BY at LIMIT 1";
+    let first_task =
+        "SELECT id FROM musterd.tasks WHERE command = 'noop' AND crashes > 0 ORDER BY claimed_at LIMIT 1";
+    let first = (ledger.number(first_batch).await, ledger.number(first_task).await);
+    assert_eq!(first, (batch, task));
+}
+
 /// The status cache is filled at the end of a batch and read by `batch show --cached`; anything else there is not believed.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_status_cache_is_written_at_the_end_and_can_be_shown() {

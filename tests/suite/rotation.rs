@@ -2,9 +2,14 @@
 
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use musterd::objects::Key;
 use musterd::secret::Secret;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::{self, pki_types::PrivateKeyDer};
 
 use crate::suite::api::caller::Caller;
 use crate::suite::connect_server::{Server, Tls};
@@ -15,6 +20,7 @@ use crate::suite::support::database::TestDb;
 use crate::suite::support::redis::{Maker, Redis};
 use crate::suite::support::redis_kinds::cli;
 use crate::suite::support::wait::{SOON, eventually};
+use crate::suite::support::work::{End, Ledger};
 use crate::suite::support::worker::ask;
 use crate::suite::support::{run, services};
 
@@ -120,6 +126,87 @@ async fn a_handler_goes_on_with_a_new_token_and_a_new_key() {
     let time = request.headers["webhook-timestamp"].parse().unwrap();
     let expected = signer.sign(&request.headers["webhook-id"], time, &request.text);
     assert_eq!(request.headers["webhook-signature"], expected);
+}
+
+/// Speaks TLS before a service that does not, with a certificate that can be replaced.
+struct Front {
+    port: u16,
+    certificate: Arc<Mutex<TlsAcceptor>>,
+    connections: Arc<Mutex<JoinSet<()>>>,
+    _accepting: JoinSet<()>,
+}
+
+impl Front {
+    async fn before(service: u16, ca_file: &Path) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let newest = Arc::new(Mutex::new(certificate(ca_file)));
+        let connections = Arc::new(Mutex::new(JoinSet::new()));
+        let (certificate, all) = (Arc::clone(&newest), Arc::clone(&connections));
+        let mut accepting = JoinSet::new();
+        accepting.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let acceptor = newest.lock().unwrap().clone();
+                connections.lock().unwrap().spawn(async move {
+                    // A client that does not trust us goes away.
+                    let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                    let mut service = TcpStream::connect(("127.0.0.1", service)).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut stream, &mut service).await;
+                });
+            }
+        });
+        Self { port, certificate, connections: all, _accepting: accepting }
+    }
+
+    /// Shows another certificate; connections with the one of before end.
+    fn rotate(&self, ca_file: &Path) {
+        *self.certificate.lock().unwrap() = certificate(ca_file);
+        self.connections.lock().unwrap().abort_all();
+    }
+}
+
+/// A new certificate that no authority but itself vouches for.
+fn certificate(ca_file: &Path) -> TlsAcceptor {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    let config =
+        rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .unwrap();
+    replace(ca_file, &made.cert.pem());
+    TlsAcceptor::from(Arc::new(config))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_goes_on_with_a_new_authority() {
+    let service = Service::start(|request: Request| async move { request.all("succeeded") }).await;
+    let dir = run::new_dir("rotation");
+    let ca_file = dir.join("ca.pem");
+    let front = Front::before(service.port, &ca_file).await;
+    let handler = format!(
+        "[retry]\nbase = \"50ms\"\nmax = \"50ms\"\nmax_attempts = 1000\n[handlers.work]\nkind = \"http\"\n\
+         url = \"https://127.0.0.1:{}/work\"\nca_file = {:?}\n",
+        front.port,
+        text(&ca_file)
+    );
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let _daemon = Daemon::builder(&db, &handler).start();
+    let batch = ledger.submit("work", 3).await;
+    assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(3));
+    // The service has a new certificate, and the worker's authority is still the old one.
+    let new = dir.join("new.pem");
+    front.rotate(&new);
+    let before = service.seen().len();
+    let batch = ledger.submit("work", 3).await;
+    let retried = format!("SELECT count(*) FROM musterd.blocks WHERE batch_id = {batch} AND attempt > 1");
+    eventually(SOON, "it is tried again", async || (ledger.number(&retried).await > 0).then_some(())).await;
+    assert_eq!(service.seen().len(), before, "a certificate that nothing vouches for was believed");
+    std::fs::rename(&new, &ca_file).unwrap();
+    assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(3));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use crate::{
     queue::Mode,
     store::{
         query::QueryError,
-        tasks::{self, Hint, Looked, Scope, Task, TaskEnd, WantedTasks},
+        tasks::{self, Hint, Looked, Scope, Task, WantedTasks},
     },
 };
 use deadpool_postgres::Object;
@@ -158,9 +158,7 @@ impl Claimed for Task {
     }
 
     async fn give_back(unit: Vec<Self>, bench: &Bench) {
-        for task in unit {
-            bench.end_task(&task, TaskEnd::GiveBack).await;
-        }
+        bench.give_back_tasks(&unit).await;
     }
 
     async fn run(unit: Vec<Self>, bench: &Bench, company: Company) {

@@ -189,7 +189,7 @@ impl<'a> Work<'a> {
             if !bench.lease.is_valid() {
                 bench.lease.valid().await;
             }
-            post.begin(row.line, timeout);
+            post.begin_row(row.line, timeout);
             let began = Instant::now();
             let outcome = handler::run_row(handler, call, timeout).await;
             // Its time is over when it has returned, however long the outcome waits to be handed over.

@@ -1,5 +1,8 @@
 //! The processes of one handler: at most so many, kept between blocks, replaced when they are worn.
 //!
+//! A program that has written more than it was asked for may do so again, at any time. From then on a process of it serves one block or
+//! task only, unless its replies name what they answer: no line of an earlier request can be taken for a reply to a later one.
+//!
 //! A program that cannot work makes its handler rest, longer each time, and blames no row: what waits for it is given back.
 
 use super::{
@@ -43,7 +46,8 @@ struct State {
     trouble: String,
     suspects: Suspects,
     has_warned_of_outage: bool,
-    has_warned_of_noise: bool,
+    /// A process has written more than it was asked for.
+    has_spare_lines: bool,
 }
 
 /// Why no process works now, and for how long it is pointless to start another.
@@ -80,7 +84,9 @@ impl Pool {
             return Err(Outage { error: "no place".to_owned(), after: RESTART.0 });
         };
         while let Some(process) = self.pop_idle() {
-            if self.is_fit(&process) {
+            if self.must_not_be_reused(&process) {
+                process.retire();
+            } else if self.is_fit(&process) {
                 return Ok(Lease::new(process, self.clone(), place));
             }
         }
@@ -106,9 +112,11 @@ impl Pool {
     pub(super) fn give_back(&self, process: Process, place: OwnedSemaphorePermit) {
         let is_worn = self.0.max_requests.is_some_and(|most| process.requests >= most)
             || self.0.max_age.is_some_and(|most| process.age() >= most);
-        if is_worn {
+        // Whether it is silent first: it tells of the others, too.
+        let is_fit = self.is_fit(&process);
+        if is_worn || self.must_not_be_reused(&process) {
             process.retire();
-        } else if self.is_fit(&process) {
+        } else if is_fit {
             self.lock().idle.push(process);
         }
         drop(place);
@@ -120,14 +128,27 @@ impl Pool {
             return false;
         }
         let is_silent = process.is_silent();
-        if !is_silent && !std::mem::replace(&mut self.lock().has_warned_of_noise, true) {
-            let handler = &self.0.program.handler;
-            tracing::warn!(
-                handler,
-                "the program writes more to stdout than it is asked for; its processes are replaced when they do"
-            );
+        if !is_silent {
+            self.wrote_too_much(process.last_request());
         }
         is_silent
+    }
+
+    /// Whether the next reply could be one of an earlier request.
+    fn must_not_be_reused(&self, process: &Process) -> bool {
+        process.requests > 0 && !process.names_requests && self.lock().has_spare_lines
+    }
+
+    /// A process has written more than it was asked for; the request that it was given last, by its batch or task.
+    pub(super) fn wrote_too_much(&self, last: i64) {
+        if !std::mem::replace(&mut self.lock().has_spare_lines, true) {
+            tracing::warn!(
+                handler = self.0.program.handler,
+                last,
+                "the program writes more to stdout than it is asked for: the outcome of its last request may be one of these lines; \
+                 from now on each of its processes serves one block or task, unless its replies repeat the idempotency_key"
+            );
+        }
     }
 
     /// A process was lost that had answered nothing. The next one waits longer if this goes on.

@@ -105,6 +105,11 @@ impl Process {
         self.stdout.buffer().is_empty() && in_pipe.is_ok_and(|bytes| bytes == 0)
     }
 
+    /// The batch or task that it was given last.
+    pub(super) fn last_request(&self) -> i64 {
+        self.stderr.id()
+    }
+
     /// Whether it has read any of its input. A program that ends before it has read anything ends of itself.
     pub(super) fn has_read(&self) -> bool {
         let unread = rustix::io::ioctl_fionread(self.stdin.as_fd());

@@ -140,8 +140,14 @@ impl Exec {
             };
             match heard(row, &bytes) {
                 Ok((outcome, is_named)) if reader.accepts(is_named) => sink.row(row.line, outcome),
-                Ok(_) => return (at, Some(Trouble::Noise(protocol::quote(&bytes)))),
-                Err(trouble) => return (at, Some(trouble)),
+                other => {
+                    // The reply to another row, or to none.
+                    if protocol::has_outcome(&bytes) {
+                        self.pool.wrote_too_much(call.block.batch);
+                    }
+                    let noise = || Trouble::Noise(protocol::quote(&bytes));
+                    return (at, Some(other.err().unwrap_or_else(noise)));
+                }
             }
             self.tap.saw(|| (row.text.clone(), String::from_utf8_lossy(&bytes).into_owned()));
         }

@@ -49,6 +49,11 @@ impl Stderr {
         (shared.id, shared.line) = (id, line);
     }
 
+    /// The batch or task it is about.
+    pub(super) fn id(&self) -> i64 {
+        lock(&self.shared).id
+    }
+
     /// The last line of a process that has ended.
     pub(super) async fn last_words(mut self) -> Option<String> {
         // Its group is dead, so the pipe ends; one that a process outside the group holds open is not waited for.

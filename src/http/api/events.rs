@@ -4,7 +4,9 @@ use super::{
     Api,
     batches::find,
     fields::{Place, Query},
+    guard::Client,
     problem::Problem,
+    slots::Slot,
 };
 use crate::store::batches::{self, Progress};
 use axum::{
@@ -13,7 +15,6 @@ use axum::{
 };
 use futures::{Stream, StreamExt, stream};
 use std::{convert::Infallible, time::Duration};
-use tokio::sync::OwnedSemaphorePermit;
 
 /// How often it is asked; the answer costs the same for ten rows and ten million.
 const ASK_EVERY: Duration = Duration::from_millis(500);
@@ -22,12 +23,13 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
 pub(super) async fn events(
     State(api): State<Api>,
+    caller: Client,
     place: Place,
     query: Query,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     query.done()?;
     let id = place.id()?;
-    let slot = api.follower_slot()?;
+    let slot = api.follower_slot(&caller)?;
     let first = find(&api, id).await?;
     // A follower that comes back gets the present state first, so the end of a stream loses nothing.
     let (stop, longest) = (api.stop.clone(), api.config.download_timeout);
@@ -45,7 +47,7 @@ struct Follower {
     last: Option<String>,
     next: Option<Progress>,
     ended: bool,
-    _slot: OwnedSemaphorePermit,
+    _slot: Slot,
 }
 
 impl Follower {

@@ -4,7 +4,9 @@ use super::{
     Api,
     batches::find,
     fields::{Place, Query, one_of},
+    guard::Client,
     problem::Problem,
+    slots::Slot,
 };
 use crate::{
     flow::{
@@ -27,7 +29,7 @@ use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream};
 use serde::Serialize;
 use std::io;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::io::ReaderStream;
 
 #[derive(Debug, Serialize)]
@@ -49,13 +51,14 @@ pub(super) async fn outputs(
 
 pub(super) async fn download(
     State(api): State<Api>,
+    caller: Client,
     place: Place,
     query: Query,
 ) -> Result<Response, Problem> {
     query.done()?;
     let (id, name) = (place.id()?, place.word("file")?);
     let absent = || Problem::not_found(&format!("output file of this name in batch {id}"));
-    let slot = api.download_slot()?;
+    let slot = api.download_slot(&caller)?;
     let outputs = find(&api, id).await?.outputs.ok_or_else(absent)?;
     let manifest = manifest(&api, &outputs).await?;
     let file = manifest.files.into_iter().find(|file| file.name == name).ok_or_else(absent)?;
@@ -92,6 +95,7 @@ fn percent(name: &str) -> String {
 
 pub(super) async fn rows(
     State(api): State<Api>,
+    caller: Client,
     place: Place,
     mut query: Query,
 ) -> Result<Response, Problem> {
@@ -106,7 +110,7 @@ pub(super) async fn rows(
         Some("spreadsheet") => (Format::Csv(Cells::ForSpreadsheets), CSV),
         _ => (Format::Csv(Cells::AsTheyAre), CSV),
     };
-    let slot = api.download_slot()?;
+    let slot = api.download_slot(&caller)?;
     find(&api, id).await?;
     let mut stream = Box::pin(exported(api, id, rows, format, slot));
     // The first piece before the head: what goes wrong at the beginning is told as a problem.
@@ -124,7 +128,7 @@ fn exported(
     id: i64,
     rows: Rows,
     format: Format,
-    slot: OwnedSemaphorePermit,
+    slot: Slot,
 ) -> impl stream::Stream<Item = Result<Bytes, Failed>> + Send {
     let (pieces, received) = mpsc::channel(2);
     let writing = async move {

@@ -3,7 +3,13 @@
 //! Without tokens the machine itself is the boundary: only loopback is answered, and only when it is called by its own
 //! name, so that no web page gets here by a name of its own that leads to 127.0.0.1.
 
-use super::{Api, fields::Place, problem::Problem, rate, tokens::Scope};
+use super::{
+    Api,
+    fields::Place,
+    problem::Problem,
+    rate,
+    tokens::{Holder, Scope},
+};
 use crate::{http::Peer, loopback::is_loopback};
 use axum::{
     extract::{ConnectInfo, FromRequestParts, Request, State},
@@ -13,13 +19,27 @@ use axum::{
 };
 use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Instant};
 
-/// The name of the token that a request came with; none where no token is needed.
+/// The holder of the token that a request came with; none where no token is needed.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Client(Option<Arc<str>>);
+pub(super) struct Client(Option<Holder>);
 
 impl Client {
     pub(super) fn name(&self) -> Option<&str> {
-        self.0.as_deref()
+        self.0.as_ref().map(|holder| &*holder.name)
+    }
+
+    pub(super) fn holder(&self) -> Option<Arc<str>> {
+        self.0.as_ref().map(|holder| Arc::clone(&holder.name))
+    }
+
+    /// Whether no other token allows this.
+    pub(super) fn is_alone(&self, wanted: Scope) -> bool {
+        self.0.as_ref().is_some_and(|holder| !holder.has_others(wanted))
+    }
+
+    #[cfg(test)]
+    pub(super) fn named(name: &str) -> Self {
+        Self(Some(Holder { name: name.into(), scope: Scope::Write, others: Some(Scope::Write) }))
     }
 }
 
@@ -49,7 +69,8 @@ pub(super) async fn guard(
     let client = parts.extensions.get::<Client>().cloned();
     // A request of which nothing is known is no news: any stranger can send a thousand of them.
     let is_change = wanted_by(&method) == Scope::Write && (client.is_some() || admitted.is_ok());
-    let mut response = match admitted.and_then(|()| api.request_slot(wanted_by(&method))) {
+    let caller = client.clone().unwrap_or_default();
+    let mut response = match admitted.and_then(|()| api.request_slot(&caller, wanted_by(&method))) {
         Ok(slot) => {
             let mut response = next.run(Request::from_parts(parts, body)).await;
             response.extensions_mut().insert(slot);
@@ -58,11 +79,10 @@ pub(super) async fn guard(
         Err(problem) => problem.into_response(),
     };
     if is_change {
-        let client = client.unwrap_or_default();
         let made =
             || response.headers().get(header::LOCATION)?.to_str().ok()?.rsplit('/').next().map(str::to_owned);
         let subject = subject.or_else(made).unwrap_or_default();
-        tracing::info!(client = client.name().unwrap_or("none"), peer = %peer.0.ip(), action = %method, path, subject,
+        tracing::info!(client = caller.name().unwrap_or("none"), peer = %peer.0.ip(), action = %method, path, subject,
             status = response.status().as_u16(), "a client of the API asked for a change");
     }
     let headers = response.headers_mut();
@@ -94,7 +114,7 @@ async fn admit(api: &Api, peer: IpAddr, request: &mut Parts) -> Result<(), Probl
     };
     let has_token = token.is_some();
     if let Some(holder) = &holder {
-        request.extensions.insert(Client(Some(holder.name.clone())));
+        request.extensions.insert(Client(Some(holder.clone())));
     }
     api.rates.take(caller).map_err(|wait| {
         let detail = "too many requests of one client (http.rate_limit); slow down";

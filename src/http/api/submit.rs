@@ -3,7 +3,7 @@
 use super::{
     Api,
     fields::{Place, Query, idempotency_key, json_text, max_attempts, name, priority, time_limit},
-    guard::{media_type, unsupported},
+    guard::{Client, media_type, unsupported},
     problem::Problem,
     upload::{bridge, refuse_encodings},
 };
@@ -26,6 +26,7 @@ use axum::{
 
 pub(super) async fn submit(
     State(api): State<Api>,
+    caller: Client,
     headers: HeaderMap,
     mut query: Query,
     body: Body,
@@ -33,7 +34,7 @@ pub(super) async fn submit(
     let order = order(&mut query, &headers)?;
     let input = Input::read(&mut query, &headers)?;
     query.done()?;
-    let _slot = api.upload_slot()?;
+    let _slot = api.upload_slot(&caller)?;
     let mut client = api.upload_client().await?;
     let (source, pump) = bridge(body, api.patience());
     let given = Given { source, format: input.format, limits: api.limits, exported: input.exported };
@@ -46,6 +47,7 @@ pub(super) async fn submit(
 
 pub(super) async fn append(
     State(api): State<Api>,
+    caller: Client,
     headers: HeaderMap,
     place: Place,
     mut query: Query,
@@ -55,7 +57,7 @@ pub(super) async fn append(
     let key = idempotency_key(&headers)?;
     let input = Input::read(&mut query, &headers)?;
     query.done()?;
-    let _slot = api.upload_slot()?;
+    let _slot = api.upload_slot(&caller)?;
     let mut client = api.upload_client().await?;
     if batches::progress(&**client, id).await?.is_none() {
         return Err(Problem::not_found(&format!("batch {id}")));

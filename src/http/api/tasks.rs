@@ -60,6 +60,7 @@ pub(super) async fn enqueue(
 
 pub(super) async fn enqueue_many(
     State(api): State<Api>,
+    caller: Client,
     headers: HeaderMap,
     mut query: Query,
     body: Body,
@@ -70,7 +71,7 @@ pub(super) async fn enqueue_many(
     }
     let format = json_format(&headers)?;
     query.done()?;
-    let _slot = api.upload_slot()?;
+    let _slot = api.upload_slot(&caller)?;
     let mut client = api.upload_client().await?;
     let (source, pump) = bridge(body, api.patience());
     let given = Given { source, format, limits: api.limits, exported: false };

@@ -25,6 +25,15 @@ pub(crate) enum Scope {
 pub(crate) struct Holder {
     pub(crate) name: Arc<str>,
     pub(crate) scope: Scope,
+    /// The most that the token of another holder allows.
+    pub(crate) others: Option<Scope>,
+}
+
+impl Holder {
+    /// Whether the token of another holder allows this.
+    pub(crate) fn has_others(&self, wanted: Scope) -> bool {
+        self.others.is_some_and(|others| others >= wanted)
+    }
 }
 
 /// How long what was read is good: a token that was taken out of its file is refused this much later at the latest.
@@ -70,7 +79,12 @@ impl Tokens {
         if known.at.is_none_or(|at| at.elapsed() >= FRESH) {
             self.refresh(&mut known).await;
         }
-        find(&known.write, &asked, Scope::Write).or(find(&known.read, &asked, Scope::Read))
+        let found = find(&known.write, &asked, Scope::Write).or(find(&known.read, &asked, Scope::Read));
+        found.map(|(name, scope)| {
+            let has_other = |source: &Source| source.tokens().any(|token| token.name != name);
+            let writes = has_other(&known.write).then_some(Scope::Write);
+            Holder { others: writes.or(has_other(&known.read).then_some(Scope::Read)), name, scope }
+        })
     }
 
     async fn refresh(&self, known: &mut Known) {
@@ -102,12 +116,12 @@ impl Tokens {
 }
 
 /// Every token is compared whatever was found: the time says nothing.
-fn find(source: &Source, asked: &Hash, scope: Scope) -> Option<Holder> {
+fn find(source: &Source, asked: &Hash, scope: Scope) -> Option<(Arc<str>, Scope)> {
     let mut found = None;
     for token in source.tokens() {
         let is_it: Choice = token.hash.ct_eq(asked);
         if bool::from(is_it) {
-            found = Some(Holder { name: Arc::clone(&token.name), scope });
+            found = Some((Arc::clone(&token.name), scope));
         }
     }
     found

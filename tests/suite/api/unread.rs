@@ -11,6 +11,7 @@ use super::follow::event;
 use super::start;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
+use crate::suite::support::run;
 use crate::suite::support::wait::{eventually, within};
 use crate::suite::support::worker::ask;
 
@@ -24,11 +25,16 @@ async fn large_batch(caller: &Caller) -> Value {
 
 /// Asks, over a connection that takes very little at a time.
 async fn ask_narrowly(daemon: &Daemon, path: &str) -> TcpStream {
+    ask_narrowly_as(daemon, path, "").await
+}
+
+/// The same with more lines in the head.
+async fn ask_narrowly_as(daemon: &Daemon, path: &str, headers: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(1).unwrap();
     let port = daemon.config().http_port();
     let mut stream = socket.connect(([127, 0, 0, 1], port).into()).await.unwrap();
-    let head = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n{headers}\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     stream
 }
@@ -63,6 +69,43 @@ async fn readers_that_do_not_read_hold_no_snapshot_and_no_writers_place() {
     .await;
     caller.get(&path).await.problem(503, "busy");
     drop(readers);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_readers_with_one_token_take_no_place_of_another_token() {
+    const SLOW: &str = "slow-canary-0123456789";
+    const OTHER: &str = "other-canary-0123456789";
+    const WRITER: &str = "writer-canary-0123456789";
+    let (db, dir) = (TestDb::new().await, run::new_dir("slots"));
+    let (read, write) = (dir.join("read"), dir.join("write"));
+    std::fs::write(&read, format!("slow:{SLOW}\nother:{OTHER}\n")).unwrap();
+    std::fs::write(&write, format!("writer:{WRITER}\n")).unwrap();
+    let toml = format!(
+        "[http]\nrate_limit = 0\nbody_timeout = \"1h\"\nmax_downloads = 4\nmax_followers = 4\nmax_uploads = 1\n\
+         read_tokens_file = {:?}\nwrite_tokens_file = {:?}",
+        read.display().to_string(),
+        write.display().to_string()
+    );
+    let (daemon, caller) = start(&db, &toml).await;
+    let (slow, other, writer) =
+        (caller.with_token(SLOW), caller.with_token(OTHER), caller.with_token(WRITER));
+    // The only token that may write has every place of the writers.
+    let batch = large_batch(&writer).await;
+    for (path, most) in [("export?format=ndjson", 2), ("events", 2)] {
+        let path = format!("/v1/batches/{batch}/{path}");
+        let mut readers = Vec::new();
+        for _ in 0..most {
+            let authorization = format!("authorization: Bearer {SLOW}\r\n");
+            let reader = ask_narrowly_as(&daemon, &path, &authorization).await;
+            // It is being answered.
+            within(PATIENCE, reader.readable()).await.unwrap();
+            readers.push(reader);
+        }
+        slow.get(&path).await.problem(503, "busy");
+        let answer = status(other.begin("GET", &path, &[], Some(0)).await).await;
+        assert_eq!(answer, "HTTP/1.1 200 OK", "{path}");
+        drop(readers);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

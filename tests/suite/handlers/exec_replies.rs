@@ -44,6 +44,48 @@ async fn a_line_that_comes_late_is_found_before_the_next_request() {
     site.daemon.wait_for_log(SOON, |line| line.contains("writes more to stdout than it is asked for")).await;
 }
 
+/// Writes every reply once more, when it has read the next request; `more` may name the requests.
+fn late_writer(more: &str) -> std::path::PathBuf {
+    python(&format!(
+        "{more}reply['result']['pid'] = os.getpid()\n\
+         if 'spare' in globals():\n    print(json.dumps(spare), flush=True)\n    time.sleep(0.3)\n\
+         spare = reply"
+    ))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spare_line_that_comes_behind_the_next_request_is_taken_once_at_most() {
+    let site = Site::start(&exec_config(&late_writer(""), ALONE)).await;
+    let mut pids = std::collections::HashSet::new();
+    for n in 1..=6 {
+        let (state, result, error) = site.task("work", &json!({ "n": n })).await;
+        let result = result.unwrap_or_default();
+        assert_eq!(state, "succeeded", "{error}");
+        // Nothing tells the spare line of the first task from a reply to the second.
+        let expected = if n == 2 { 1 } else { n };
+        assert_eq!(result["n"], expected, "{result}");
+        pids.insert(result["pid"].as_i64());
+    }
+    // The first two lines are of one process; from then on each serves one task.
+    assert_eq!(pids.len(), 5);
+    let rows = site.run("work", 3).await;
+    assert_eq!(rows.iter().filter(|row| row.state == "succeeded" && row.attempt <= 3).count(), 3, "{rows:?}");
+    let wrong: Vec<_> =
+        rows.iter().filter(|row| row.result.as_ref().is_some_and(|result| result["n"] != row.line)).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    site.daemon.wait_for_log(SOON, |line| line.contains("writes more to stdout than it is asked for")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spare_line_of_a_program_that_names_its_requests_is_never_taken() {
+    let named = "reply['idempotency_key'] = row['idempotency_key']\n";
+    let site = Site::start(&exec_config(&late_writer(named), ALONE)).await;
+    for n in 1..=5 {
+        let (state, result, error) = site.task("work", &json!({ "n": n })).await;
+        assert_eq!((state.as_str(), &result.unwrap_or_default()["n"]), ("succeeded", &json!(n)), "{error}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_line_of_one_batch_is_no_answer_to_another() {
     let file = python(

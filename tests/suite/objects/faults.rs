@@ -1,12 +1,17 @@
 //! Each way a store can be wrong gives its own error, which says what to do and keeps the secret.
 
+use std::error::Error;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use musterd::objects::{Config, ObjectError, Store};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::key;
@@ -69,6 +74,62 @@ async fn a_server_that_does_not_answer_is_given_up_in_time() {
     let error = timeout(SOON, refusal(&config, "outputs.s3.timeout")).await.unwrap();
     assert!(matches!(error, ObjectError::Timeout { .. }), "{error:?}");
     assert!(error.is_transient());
+}
+
+/// Answers every request with this status and a body of so many bytes, as far as it is taken; how much was.
+async fn lavish(status: u16, bytes: u64) -> (String, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let taken = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&taken);
+    #[expect(clippy::disallowed_methods, reason = "ends with the runtime of its test")]
+    tokio::spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let counter = Arc::clone(&counter);
+            connections.spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let Ok(byte) = stream.read_u8().await else { return };
+                    head.push(byte);
+                }
+                let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: {bytes}\r\n\r\n");
+                if stream.write_all(answer.as_bytes()).await.is_err() {
+                    return;
+                }
+                let piece = vec![b'x'; 1 << 16];
+                for _ in 0..bytes / piece.len() as u64 {
+                    if stream.write_all(&piece).await.is_err() {
+                        return;
+                    }
+                    counter.fetch_add(piece.len() as u64, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    (endpoint, taken)
+}
+
+#[tokio::test]
+async fn an_answer_without_measure_is_not_read_to_its_end() {
+    let (endpoint, taken) = lavish(200, 256 * MIB).await;
+    let store = server::open(&server::config(&endpoint));
+    let error = timeout(SOON, store.read(&key("manifest.json"))).await.unwrap().unwrap_err();
+    let cause = error.source().map(ToString::to_string).unwrap_or_default();
+    assert!(cause.contains("more than 67108864 bytes"), "{error:?}");
+    let taken = taken.load(Ordering::SeqCst);
+    assert!(taken < 128 * MIB, "{taken} bytes were taken");
+}
+
+#[tokio::test]
+async fn a_refusal_without_measure_is_not_read_to_its_end() {
+    let (endpoint, taken) = lavish(403, 64 * MIB).await;
+    let store = server::open(&server::config(&endpoint));
+    let error = timeout(SOON, store.delete(&key("out.txt"))).await.unwrap().unwrap_err();
+    let cause = error.source().map(ToString::to_string).unwrap_or_default();
+    assert!(cause.contains("more than 65536 bytes"), "{error:?}");
+    let taken = taken.load(Ordering::SeqCst);
+    assert!(taken < 32 * MIB, "{taken} bytes were taken");
 }
 
 #[tokio::test]
