@@ -110,9 +110,14 @@ async fn the_sweep_of_a_living_worker_ends_a_batch_that_was_missed() {
     client.execute(old_worker, &[]).await.unwrap();
     let daemon = Daemon::builder(&db, &toml).start();
     daemon.wait_ready().await;
-    eventually(PATIENCE, "the recovery has looked, which ends with taking old workers off the list", async || {
-        (ask::<i64>(&client, "SELECT count(*) FROM musterd.workers WHERE id = 'old'").await == 0).then_some(())
-    })
+    eventually(
+        PATIENCE,
+        "the recovery has looked, which ends with taking old workers off the list",
+        async || {
+            (ask::<i64>(&client, "SELECT count(*) FROM musterd.workers WHERE id = 'old'").await == 0)
+                .then_some(())
+        },
+    )
     .await;
     let batch = submit(&client, "work", 3, "").await;
     // All its rows are done by a worker that asks for no check, and of a command that this one does not handle.
