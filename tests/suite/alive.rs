@@ -102,7 +102,11 @@ async fn keeps_its_roll_in(server: &Redis) {
         (redis.exists::<i64, _>(key("ROWS")).await.unwrap() == 0).then_some(())
     })
     .await;
-    assert_eq!(metric(&daemon, "musterd_redis_up ").await, 1.0);
+    // A call that was late on a busy machine counts as an absence until the next one.
+    eventually(SOON, "Redis is there for every client", async || {
+        (metric(&daemon, "musterd_redis_up ").await == 1.0).then_some(())
+    })
+    .await;
 
     daemon.signal(rustix::process::Signal::TERM);
     assert!(daemon.wait_exit(SOON).await.success());
