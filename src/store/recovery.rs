@@ -37,13 +37,17 @@ pub async fn lockless(client: &Object, me: &str, settle: Duration) -> Result<Vec
     Ok(rows.iter().map(read).collect())
 }
 
-/// Declares a worker dead whose lock is still gone and who has not beaten since it was looked at.
+/// Declares a worker dead whose lock is still gone and who has not beaten since it was looked at. Not while its row is locked: that
+/// may be a beat, and the judgement of the others does not wait for it.
 pub async fn bury_if_lockless(client: &Object, suspect: &Lockless) -> Result<bool, Error> {
     const SQL: &str = "UPDATE musterd.workers w
            SET state = 'dead', ended_at = pg_catalog.clock_timestamp()
-         WHERE w.id = $1 AND w.state IN ('alive', 'draining') AND w.lock_key = $2
-           AND (EXTRACT(EPOCH FROM w.seen_at) * 1000000)::bigint = $3
-           AND pg_catalog.pg_try_advisory_xact_lock_shared($2)";
+          FROM (SELECT s.id FROM musterd.workers s
+                 WHERE s.id = $1 AND s.state IN ('alive', 'draining') AND s.lock_key = $2
+                   AND (EXTRACT(EPOCH FROM s.seen_at) * 1000000)::bigint = $3
+                   AND pg_catalog.pg_try_advisory_xact_lock_shared($2)
+                   FOR NO KEY UPDATE SKIP LOCKED) s
+         WHERE w.id = s.id";
     let statement = client.prepare_cached(SQL).await?;
     let buried = client.execute(&statement, &[&suspect.id, &suspect.lock_key, &suspect.seen_us]).await?;
     Ok(buried == 1)
@@ -72,7 +76,8 @@ pub async fn silent(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// Declares a worker dead that is still silent, while the judge's own beat is not older than `own`.
+/// Declares a worker dead that is still silent, while the judge's own beat is not older than `own`. Not while its row is locked: that may
+/// be a beat, and the judgement of the others does not wait for it.
 pub async fn bury_if_silent(
     client: &Object,
     me: &str,
@@ -82,10 +87,13 @@ pub async fn bury_if_silent(
 ) -> Result<bool, Error> {
     const SQL: &str = "UPDATE musterd.workers w
            SET state = 'dead', ended_at = pg_catalog.clock_timestamp()
-         WHERE w.id = $1 AND w.state IN ('alive', 'draining')
-           AND w.seen_at < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $2)
-           AND EXISTS (SELECT FROM musterd.workers j WHERE j.id = $3
-                          AND j.seen_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $4))";
+          FROM (SELECT s.id FROM musterd.workers s
+                 WHERE s.id = $1 AND s.state IN ('alive', 'draining')
+                   AND s.seen_at < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $2)
+                   AND EXISTS (SELECT FROM musterd.workers j WHERE j.id = $3
+                                  AND j.seen_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $4))
+                   FOR NO KEY UPDATE SKIP LOCKED) s
+         WHERE w.id = s.id";
     let statement = client.prepare_cached(SQL).await?;
     let (ttl, own) = (ttl.as_secs_f64(), own.as_secs_f64());
     Ok(client.execute(&statement, &[&id, &ttl, &me, &own]).await? == 1)

@@ -98,9 +98,10 @@ pub enum Beat {
     Refused,
 }
 
-/// Renews `seen_at` of a worker that is not dead.
+/// Renews `seen_at` of a worker that is not dead. Sent in one go: a worker that is stopped after that leaves no open transaction,
+/// whose lock on its row would keep the others from declaring it dead.
 pub async fn beat_if_living(
-    client: &mut Client,
+    client: &Client,
     worker: &WorkerId,
     mood: Mood,
     trouble: Option<&str>,
@@ -114,17 +115,19 @@ pub async fn beat_if_living(
         Mood::Alive => "alive",
         Mood::Draining => "draining",
     };
-    // Said, not assumed: a role may have another isolation by default. Typed: a pooler loses named statements.
-    let transaction = client
-        .build_transaction()
-        .isolation_level(tokio_postgres::IsolationLevel::ReadCommitted)
-        .read_only(false)
-        .start()
-        .await?;
     let said =
         [(&worker.as_str() as &(dyn ToSql + Sync), Type::TEXT), (&state, Type::TEXT), (&trouble, Type::TEXT)];
-    let rows = transaction.query_typed(SQL, &said).await?;
-    transaction.commit().await?;
+    // Said, not assumed: a role may have another isolation by default. Typed: a pooler loses named statements. A statement that fails
+    // makes the COMMIT a rollback.
+    let (begun, beaten, ended) = tokio::join!(
+        biased;
+        client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"),
+        client.query_typed(SQL, &said),
+        client.batch_execute("COMMIT"),
+    );
+    begun?;
+    let rows = beaten?;
+    ended?;
     Ok(rows.first().map_or(Beat::Refused, |row| Beat::Taken { gap: row.get(0) }))
 }
 

@@ -74,8 +74,12 @@ async fn keeps_its_roll_in(server: &Redis) {
     .await;
     let left: i64 = redis.pttl(key("HEARTBEAT")).await.unwrap();
     assert!((30_000..=60_000).contains(&left), "{left}");
-    let listed: bool = redis.sismember(format!("{prefix}_WORKER_REGISTRY"), worker.as_str()).await.unwrap();
-    assert!(listed);
+    // The registry is written by a command behind the one that sets the heartbeat.
+    let registry = format!("{prefix}_WORKER_REGISTRY");
+    eventually(SOON, "the worker is in the registry", async || {
+        redis.sismember::<bool, _, _>(&registry, worker.as_str()).await.unwrap().then_some(())
+    })
+    .await;
 
     let batch = ledger.submit("sleep", 1).await;
     let held: Vec<String> = eventually(SOON, "the block is tracked", async || {
@@ -98,12 +102,16 @@ async fn keeps_its_roll_in(server: &Redis) {
         (redis.exists::<i64, _>(key("ROWS")).await.unwrap() == 0).then_some(())
     })
     .await;
-    assert_eq!(metric(&daemon, "musterd_redis_up ").await, 1.0);
+    // A call that was late on a busy machine counts as an absence until the next one.
+    eventually(SOON, "Redis is there for every client", async || {
+        (metric(&daemon, "musterd_redis_up ").await == 1.0).then_some(())
+    })
+    .await;
 
     daemon.signal(rustix::process::Signal::TERM);
     assert!(daemon.wait_exit(SOON).await.success());
     assert_eq!(redis.exists::<i64, _>(key("HEARTBEAT")).await.unwrap(), 0);
-    let listed: bool = redis.sismember(format!("{prefix}_WORKER_REGISTRY"), worker.as_str()).await.unwrap();
+    let listed: bool = redis.sismember(&registry, worker.as_str()).await.unwrap();
     assert!(!listed);
     ledger.worker_is(&worker, "stopped", SOON).await;
 }

@@ -170,6 +170,36 @@ async fn a_recoverer_that_was_paused_touches_nothing_that_has_changed_hands() {
     assert!(recovery::orphans(&slow).await.unwrap().is_empty());
 }
 
+/// A row of the list that another transaction has locked keeps no judge waiting: it is declared dead at a later look.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_worker_is_declared_dead_later() {
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let config: musterd::store::Config = toml::from_str(&format!("url = {:?}", db.url())).unwrap();
+    let client = Store::open(&config).unwrap().general.get().await.unwrap();
+    let workers = "INSERT INTO musterd.workers (id, host, pid, version, seen_at, lock_key)
+         VALUES ('judge', 'h', 1, 'v', now(), NULL), ('silent', 'h', 2, 'v', now() - interval '1 hour', NULL),
+                ('lockless', 'h', 3, 'v', now(), 4711)";
+    ledger.client.batch_execute(workers).await.unwrap();
+    let mut schedule = Schedule::new(&db, &["user"]).await;
+    schedule.run("user", "BEGIN").await;
+    schedule.run("user", "SELECT 1 FROM musterd.workers FOR UPDATE").await;
+    let suspect = recovery::lockless(&client, "judge", Duration::ZERO).await.unwrap().remove(0);
+    assert_eq!(suspect.id, "lockless");
+    let (ttl, own) = (Duration::from_secs(60), Duration::from_secs(600));
+    for (is_locked, dead) in [(true, 0), (false, 2)] {
+        if !is_locked {
+            schedule.run("user", "COMMIT").await;
+        }
+        let declared = [
+            recovery::bury_if_silent(&client, "judge", "silent", ttl, own).await.unwrap(),
+            recovery::bury_if_lockless(&client, &suspect).await.unwrap(),
+        ];
+        assert_eq!(declared, [!is_locked; 2]);
+        assert_eq!(ledger.dead().await, dead);
+    }
+}
+
 /// S16, with processes: two recover at once, each slow between listing and freeing.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_recoverers_at_once_free_every_row_once() {

@@ -204,8 +204,9 @@ async fn a_producers_open_transaction_delays_no_other_producer_and_no_worker() {
          SELECT count(*) FROM musterd.enqueue_many('noop', array_fill('{}'::jsonb, ARRAY[1000]));
          INSERT INTO musterd.tasks (command) VALUES ('noop')";
     open.batch_execute(&format!("BEGIN; {enqueue}")).await.unwrap();
-    // A wait for the lock would be an error.
-    client.batch_execute(&format!("SET lock_timeout = '1ms'; {enqueue}")).await.unwrap();
+    // A wait for what the open transaction has locked would end in an error. Commits of others are waited for: each that notifies holds
+    // a lock of the whole server for a moment.
+    client.batch_execute(&format!("SET lock_timeout = '10s'; {enqueue}")).await.unwrap();
     becomes(&client, "SELECT count(*) FROM musterd.tasks WHERE state = 'succeeded'", "1003").await;
     open.batch_execute("COMMIT").await.unwrap();
     becomes(&client, "SELECT count(*) FROM musterd.tasks WHERE state = 'succeeded'", "2006").await;

@@ -216,7 +216,10 @@ async fn a_server_that_is_read_only_for_a_while_costs_no_attempt() {
     let switch =
         |to: &str| format!("ALTER DATABASE \"{}\" SET default_transaction_read_only = {to}", db.name());
     client.batch_execute(&switch("on")).await.unwrap();
-    let _daemon = Daemon::builder(&db, &config("")).start();
+    // The worker's own sessions are pinned to writing, those of the handlers are not. Not through a pooler, where both would be
+    // read-only.
+    let toml = config(&format!("[database]\nurl = {:?}\npooler = \"none\"\n", db.url()));
+    let _daemon = Daemon::builder(&db, &toml).start();
     let id = enqueue(&client, "'note', max_attempts => 1").await;
     let postponed = format!("SELECT error LIKE '%SQLSTATE 25006%' FROM musterd.tasks WHERE id = {id}");
     becomes(&client, &postponed, "t").await;

@@ -103,8 +103,22 @@ async fn a_death_after_the_completion_committed_neither_loses_nor_repeats_its_ta
 async fn the_sweep_of_a_living_worker_ends_a_batch_that_was_missed() {
     let db = TestDb::new().await;
     let (client, other) = (db.client().await, session(&db).await);
-    let daemon = Daemon::builder(&db, QUICK).start();
+    // The recovery looks for missed batches, too: once at the start, and then not before the end of this test.
+    let toml = format!("{QUICK}[liveness]\nrecovery_interval = \"1h\"\nrows_ttl = \"2h\"\n");
+    let old_worker = "INSERT INTO musterd.workers (id, host, pid, version, state, seen_at, ended_at)
+                      VALUES ('old', 'h', 1, '0', 'dead', now() - interval '2 days', now() - interval '2 days')";
+    client.execute(old_worker, &[]).await.unwrap();
+    let daemon = Daemon::builder(&db, &toml).start();
     daemon.wait_ready().await;
+    eventually(
+        PATIENCE,
+        "the recovery has looked, which ends with taking old workers off the list",
+        async || {
+            (ask::<i64>(&client, "SELECT count(*) FROM musterd.workers WHERE id = 'old'").await == 0)
+                .then_some(())
+        },
+    )
+    .await;
     let batch = submit(&client, "work", 3, "").await;
     // All its rows are done by a worker that asks for no check, and of a command that this one does not handle.
     for block in carve(&other, 1, 3).await {
@@ -112,7 +126,8 @@ async fn the_sweep_of_a_living_worker_ends_a_batch_that_was_missed() {
     }
     assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 3, 0, 0));
     eventually(PATIENCE, "the sweep has counted it", async || {
-        (daemon.metric("musterd_sweep_found_total").await == 1.0).then_some(())
+        // More than once, if the batch had not ended when the next sweep looked.
+        (daemon.metric("musterd_sweep_found_total").await >= 1.0).then_some(())
     })
     .await;
 }

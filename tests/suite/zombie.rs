@@ -10,21 +10,24 @@ use crate::suite::support::services;
 use crate::suite::support::wait::{SOON, eventually};
 use crate::suite::support::work::{End, Ledger, metric};
 
+/// A death by silence is declared after some seconds.
+const QUICK: &str = "[liveness]\nheartbeat_interval = \"500ms\"\nheartbeat_ttl = \"4s\"\nrecovery_interval = \"1s\"\n\
+                     rows_ttl = \"1m\"\nsettle = \"1s\"\n";
+
 /// S2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_zombie_changes_no_outcome_and_works_on_under_a_new_name() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let config = "[liveness]\nheartbeat_interval = \"500ms\"\nheartbeat_ttl = \"4s\"\nrecovery_interval = \"1s\"\n\
-                  rows_ttl = \"1m\"\nsettle = \"1s\"\n[handlers.sleep]\nduration = \"200ms\"";
-    let zombie = Daemon::builder(&db, config).start();
+    let config = format!("{QUICK}[handlers.sleep]\nduration = \"200ms\"");
+    let zombie = Daemon::builder(&db, &config).start();
     zombie.wait_ready().await;
     let batch = ledger.submit("sleep", 200).await;
     let old = ledger.somebody_holds(4, SOON).await;
     ledger.has_results(batch, 8, SOON).await;
     zombie.signal(Signal::STOP);
 
-    let heir = Daemon::builder(&db, config).start();
+    let heir = Daemon::builder(&db, &config).start();
     ledger.worker_is(&old, "dead", SOON).await;
     assert_eq!(ledger.end_of(batch, SOON).await, End::succeeded(200));
     let outcomes = "SELECT hashtext(string_agg(r::text, ',' ORDER BY line))::bigint FROM musterd.results r";
@@ -64,6 +67,34 @@ async fn a_zombie_changes_no_outcome_and_works_on_under_a_new_name() {
     }
     zombie.signal(Signal::TERM);
     assert!(zombie.wait_exit(SOON).await.success());
+}
+
+/// A worker that stops while its beat is being written leaves no open transaction: its lock on the worker's row would keep every judge
+/// from declaring it dead.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_stops_in_the_middle_of_a_beat_is_declared_dead() {
+    const GATE: &str = "
+        CREATE FUNCTION public.wait_at_the_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN PERFORM pg_advisory_xact_lock_shared(4711); RETURN NULL; END $$;
+        CREATE TRIGGER gate AFTER UPDATE OF seen_at ON musterd.workers FOR EACH ROW EXECUTE FUNCTION public.wait_at_the_gate();
+        SELECT pg_advisory_lock(4711)";
+    let db = TestDb::new().await;
+    let ledger = Ledger::open(&db).await;
+    let stopped = Daemon::builder(&db, QUICK).start();
+    stopped.wait_ready().await;
+    let worker = ledger.worker_of(&stopped).await;
+    ledger.client.batch_execute(GATE).await.unwrap();
+    let at_the_gate = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+                        WHERE d.datname = current_database() AND l.objid = 4711 AND NOT l.granted";
+    eventually(SOON, "a beat is being written", async || {
+        (ledger.number(at_the_gate).await > 0).then_some(())
+    })
+    .await;
+    stopped.signal(Signal::STOP);
+    ledger.client.batch_execute("SELECT pg_advisory_unlock(4711)").await.unwrap();
+    let judge = Daemon::builder(&db, QUICK).start();
+    ledger.worker_is(&worker, "dead", SOON).await;
+    drop((stopped, judge));
 }
 
 /// A worker that was declared dead by mistake, while it is at work, gives everything up at its next beat.

@@ -112,7 +112,7 @@ impl Beats<'_> {
         beaten
     }
 
-    async fn client(&mut self) -> Result<&mut tokio_postgres::Client, ConnectError> {
+    async fn client(&mut self) -> Result<&tokio_postgres::Client, ConnectError> {
         if self.connection.as_ref().is_none_or(|connection| connection.is_closed()) {
             self.connection = None;
         }
@@ -120,7 +120,7 @@ impl Beats<'_> {
             Some(connection) => connection,
             None => self.heart.target.open("musterd heartbeat").await?,
         };
-        Ok(&mut **self.connection.insert(connection))
+        Ok(&**self.connection.insert(connection))
     }
 
     fn taken(&mut self, gap: f64) {

@@ -150,6 +150,11 @@ fn polling(table: &mut Table) {
     }
 }
 
+/// Whether workers share the sessions of a pooler.
+pub(crate) fn is_pooled() -> bool {
+    POOLER.is_some()
+}
+
 /// Whether workers have no session of their own: what they do with it is not there then.
 pub(crate) fn is_polling() -> bool {
     POOLER.as_deref() == Some("polling")
