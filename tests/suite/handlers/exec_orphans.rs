@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use musterd::embedded::Tether;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::exec_outage::children;
 use super::{SOON, all_succeeded, ended, exec_config, python, submit_rows};
@@ -66,9 +66,8 @@ async fn orphans_are_reaped_by_process_1() {
     // Our own children still work, and are waited for as before.
     let batch = submit_rows(&client, "work", &serde_json::json!([{ "n": 1 }])).await;
     all_succeeded(&ended(&client, batch).await, 1);
-    // To musterd itself: what made the namespace lets such signals pass.
-    rustix::process::kill_process(rustix::process::Pid::from_raw(musterd as i32).unwrap(), Signal::TERM)
-        .unwrap();
-    let status = tokio::task::spawn_blocking(move || runtime.wait(SOON)).await.unwrap();
-    assert!(status.is_some_and(|status| status.success()), "{status:?}");
+    // unshare itself ignores the signal.
+    kill_process(Pid::from_raw(musterd.cast_signed()).unwrap(), Signal::TERM).unwrap();
+    let ended = runtime.wait(SOON);
+    assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
 }
