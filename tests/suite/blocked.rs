@@ -160,49 +160,6 @@ async fn a_task_whose_handler_blocks_its_thread_runs_elsewhere_and_the_others_of
     assert_eq!(text(&client, "SELECT count(*) FROM musterd.task_claims").await, "0");
 }
 
-/// Quick tasks run one after the other on one fiber. One that suddenly blocks keeps the others for moments only, however long its time is.
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn tasks_that_wait_behind_one_that_blocks_its_thread_run_elsewhere() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let (blocked, gate) = (Blocked(Arc::default()), Gate::closed());
-    let config = || Config { timeout: Duration::from_secs(3600), ..Config::default() };
-    let toml = format!("[queues.default]\nfibers = 1\n{QUICK}");
-    let one = tasks::Worker::start(&db, &toml, vec![("work", blocked.tasks("one", &gate), config())]).await;
-    // It learns that they are quick.
-    for id in enqueue(&client, "work", &["quick"; 50], "").await {
-        assert_eq!(tasks::end_of(&client, id).await, "succeeded");
-    }
-    // On a busy machine they may look slow, and then each waits for a fiber by itself and goes back in a third of a second.
-    let (mut ids, open) = (Vec::new(), "SELECT coalesce(sum(open), 0) FROM musterd.task_claims");
-    for round in 1.. {
-        assert!(round <= 20, "the worker never gave all of them to one fiber");
-        blocked.0.store(false, Ordering::SeqCst);
-        ids = enqueue(&client, "work", &["block", "quick", "quick", "quick"], "").await;
-        becomes(&client, open, "4").await;
-        tokio::time::sleep(Duration::from_millis(700)).await;
-        if text(&client, open).await == "4" {
-            break;
-        }
-        blocked.0.store(true, Ordering::SeqCst);
-        for id in ids.drain(..) {
-            assert_eq!(tasks::end_of(&client, id).await, "succeeded");
-        }
-    }
-    let free = Blocked(Arc::new(AtomicBool::new(true)));
-    let two = tasks::Worker::start(&db, QUICK, vec![("work", free.tasks("two", &gate), config())]).await;
-    for id in &ids[1..] {
-        assert_eq!(tasks::end_of(&client, *id).await, "succeeded");
-        assert_eq!(field(&client, *id, "concat_ws(' ', result, attempt)").await, "\"two\" 1");
-    }
-    assert_eq!(field(&client, ids[0], "state").await, "running", "its time is not over");
-    drop(blocked);
-    assert_eq!(tasks::end_of(&client, ids[0]).await, "succeeded");
-    assert_eq!(field(&client, ids[0], "result").await, "\"one\"");
-    one.finish().await;
-    two.finish().await;
-}
-
 /// What is alone in its worker, because processes died with it, keeps everything else waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_suspect_that_blocks_its_thread_lets_the_others_in() {
