@@ -239,6 +239,14 @@ BEGIN
         v_limit := musterd.rows_priority(p_queue, p_row_commands, p_scope);
     END IF;
     FOR v_head IN SELECT h.* FROM musterd.ready_heads(p_queue, p_commands, p_scope, p_any_priority, v_limit, p_hint_priority, p_hint) h LOOP
+        -- A parent that has begun since the worker looked, with the commit that this task may have come with, goes first.
+        IF p_scope = 0 AND EXISTS (
+            SELECT FROM musterd.task_records p
+             WHERE p.state = 'waiting' AND (musterd.has_work_now(p.id, p_queue, p_commands, COALESCE(p_row_commands, '{}'))
+                                            OR (p.queue = p_queue AND musterd.is_about_to_end(p.id)))) THEN
+            RETURN NEXT v_busy_task;
+            RETURN;
+        END IF;
         SELECT x.ids, x.last INTO v_ids, v_last
           FROM musterd.take_tickets(v_head, p_scope, LEAST(p_most[array_position(p_commands, v_head.command)],
                CASE WHEN v_head.priority = v_limit THEN GREATEST(p_beside, 1) ELSE 500 END,

@@ -122,7 +122,13 @@ async fn a_daemon_runs_what_is_inserted_into_the_view() {
     assert_eq!(texts(&client, "SELECT batch_seq FROM app.refreshed ORDER BY 1").await, ["1", "99"]);
     let early = "SELECT count(*) FROM worker.tasks u, worker.tasks p
         WHERE u.command = 'analyze_tables' AND p.command = 'derive_statistical_unit' AND u.processed_at < p.completed_at";
-    assert_eq!(number(&client, early).await, 0, "the uncle ran before its time");
+    let times = "SELECT id, command, processed_at, completed_at FROM worker.tasks ORDER BY id";
+    assert_eq!(
+        number(&client, early).await,
+        0,
+        "the uncle ran before its time: {:#?}",
+        texts(&client, times).await
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
