@@ -240,10 +240,7 @@ BEGIN
     END IF;
     FOR v_head IN SELECT h.* FROM musterd.ready_heads(p_queue, p_commands, p_scope, p_any_priority, v_limit, p_hint_priority, p_hint) h LOOP
         -- A parent that has begun since the worker looked, with the commit that this task may have come with, goes first.
-        IF p_scope = 0 AND EXISTS (
-            SELECT FROM musterd.task_records p
-             WHERE p.state = 'waiting' AND (musterd.has_work_now(p.id, p_queue, p_commands, COALESCE(p_row_commands, '{}'))
-                                            OR (p.queue = p_queue AND musterd.is_about_to_end(p.id)))) THEN
+        IF p_scope = 0 AND EXISTS (SELECT FROM musterd.begun_parent(p_queue, p_commands, COALESCE(p_row_commands, '{}'))) THEN
             RETURN NEXT v_busy_task;
             RETURN;
         END IF;
@@ -624,6 +621,18 @@ $$;
 COMMENT ON FUNCTION musterd.is_about_to_end(bigint) IS
     'Internal: whether the last child of a waiting parent has ended a moment ago, so that its own end is being written.';
 
+CREATE FUNCTION musterd.begun_parent(p_queue text, p_commands text[], p_row_commands text[]) RETURNS TABLE (id bigint, priority int)
+LANGUAGE plpgsql STABLE ROWS 1 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT p.id, p.priority FROM musterd.task_records p
+     WHERE p.state = 'waiting' AND (musterd.has_work_now(p.id, p_queue, p_commands, p_row_commands)
+                                    OR (p.queue = p_queue AND musterd.is_about_to_end(p.id)))
+     ORDER BY p.priority, p.id LIMIT 1;
+END $$;
+COMMENT ON FUNCTION musterd.begun_parent(text, text[], text[]) IS
+    'Internal: the first waiting parent of a structured queue whose children run or could run now, or whose end is being written.';
+
 CREATE FUNCTION musterd.focus(p_queue text, p_commands text[], p_row_commands text[], p_any_priority boolean DEFAULT false,
                               p_tasks boolean DEFAULT true) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -634,10 +643,7 @@ DECLARE
 BEGIN
     -- A scope that has begun is brought to its end first. Nothing else begins meanwhile, so none of them can starve.
     SELECT s.id INTO v_scope
-      FROM ((SELECT p.id, p.priority FROM musterd.task_records p
-              WHERE p.state = 'waiting' AND (musterd.has_work_now(p.id, p_queue, p_commands, p_row_commands)
-                                             OR (p.queue = p_queue AND musterd.is_about_to_end(p.id)))
-              ORDER BY p.priority, p.id LIMIT 1)
+      FROM ((SELECT p.id, p.priority FROM musterd.begun_parent(p_queue, p_commands, p_row_commands) p)
             UNION ALL
             (SELECT b.id, b.priority FROM musterd.batches b JOIN musterd.task_records t ON t.id = b.id AND t.parent_id IS NULL
               WHERE b.queue = p_queue AND b.summarized_at IS NULL AND b.open

@@ -58,7 +58,7 @@ BEGIN
         EXECUTE format('GRANT SELECT %s ON %s TO %I', CASE WHEN v_table.has_secrets THEN '(' || v_table.columns || ')' END, v_table.name, p_role);
     END LOOP;
     PERFORM musterd.grant_functions(p_role, ARRAY[
-        'caller', 'acts_as', 'steers_all', 'may_see', 'audit', 'batch_has_work_now', 'batch_row', 'batch_rows', 'children_by_state', 'chunks_of', 'failed_now', 'focus',
+        'caller', 'acts_as', 'steers_all', 'may_see', 'audit', 'batch_has_work_now', 'batch_row', 'batch_rows', 'begun_parent', 'children_by_state', 'chunks_of', 'failed_now', 'focus',
         'has_failed_siblings', 'has_pending_children', 'has_work_now', 'is_about_to_end', 'rows_priority']);
 END $$;
 COMMENT ON FUNCTION musterd.grant_reading(name) IS 'Internal: lets a role read everything but tokens and lock_keys.';

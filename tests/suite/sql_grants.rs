@@ -11,7 +11,7 @@ const EVERYONE: &str = "allowed_failures batch_row batch_rows caller check_batch
     describe_error has_failed_siblings has_pending_children id_set is_alive is_final is_name is_open is_server_trouble is_unfinished \
     line_set lines_of row_array row_texts shown_state task_ids";
 /// They only look: for everyone who may read all.
-const READERS: &str = "acts_as audit batch_has_work_now children_by_state chunks_of failed_now focus has_work_now is_about_to_end may_see rows_priority steers_all";
+const READERS: &str = "acts_as audit batch_has_work_now begun_parent children_by_state chunks_of failed_now focus has_work_now is_about_to_end may_see rows_priority steers_all";
 /// They submit, as SECURITY DEFINER.
 const PRODUCERS: &str = "append_rows enqueue enqueue_after enqueue_many set_result spawn submit_batch";
 /// They steer: operators everything, producers what they submitted.

@@ -112,7 +112,7 @@ impl Pool {
     pub(super) fn give_back(&self, process: Process, place: OwnedSemaphorePermit) {
         let is_worn = self.0.max_requests.is_some_and(|most| process.requests >= most)
             || self.0.max_age.is_some_and(|most| process.age() >= most);
-        // Whether it is silent first: it tells of the others, too.
+        // Asked first, whatever becomes of this process: a spare line says something about the others of its program, too.
         let is_fit = self.is_fit(&process);
         if is_worn || self.must_not_be_reused(&process) {
             process.retire();
