@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test test-cluster test-families test-outputs test-pooler test-rollout test-upload test-versions fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
+.PHONY: help run dev test test-cluster test-families test-outputs test-pooler test-rollout test-upload test-versions fuzz fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,19 @@ test-versions: setup-test ## Run the whole test suite on PostgreSQL 14, 16, 17 a
 	    MUSTERD_PG_BIN=$(CURDIR)/target/postgres-versions/$$version/native/bin scripts/step.sh "tests on PostgreSQL $$version" \
 	        $(CARGO) test --locked --all-features --test suite -- $(SUITES) || failed="$$failed $$version"; \
 	done; [ -z "$$failed" ] || { echo "tests failed on PostgreSQL$$failed" >&2; exit 1; }
+
+# Any bytes against what musterd reads from outside. Their corpus is replayed by every make test; what a target finds is written to
+# fuzz/artifacts, and belongs into its corpus with the fix. Without a sanitizer: that needs no nightly compiler, and no code here is unsafe.
+SECONDS := 60
+FUZZ_TARGETS := csv rows json protocol wire tokens fields
+fuzz: ## Fuzz what comes from outside, a minute for each target (SECONDS=60 FUZZ_TARGETS="csv json")
+	@scripts/setup.sh rust cc fuzz
+	@$(CARGO) fuzz build --sanitizer none
+	@for target in $(FUZZ_TARGETS); do \
+	    mkdir -p target/fuzz-corpus/$$target; \
+	    scripts/step.sh "fuzz $$target" $(CARGO) fuzz run --sanitizer none $$target target/fuzz-corpus/$$target fuzz/corpus/$$target -- \
+	        -max_total_time=$(SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 || exit 1; \
+	done
 
 fmt: ## Format the code
 	@$(CARGO) fmt

@@ -8,6 +8,7 @@ set -eu
 OLDEST_POSTGRES=14
 OLDEST_RUST=1.95
 CARGO_DENY=0.20.2
+CARGO_FUZZ=0.13.1
 PSYCOPG=3.2.13
 NODE_PG=8.16.3
 KUBERNETES_VALIDATE=1.37.0
@@ -104,7 +105,8 @@ has() {
         node-driver) [ -d "$DRIVERS/node/node_modules/pg" ] ;;
         schemathesis) cmp -s "$API_TESTER_NEEDS" "$API_TESTER/requirements.txt" ;;
         deny) command -v cargo-deny >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ] ;;
-        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, postgres-14, postgres-16, postgres-17, postgres-18, redis, faketime, shellcheck, curl, deny, python, node, go, python-driver, node-driver, schemathesis, valkey, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
+        fuzz) command -v cargo-fuzz >/dev/null || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-fuzz" ] ;;
+        *) say "unknown need '$1' (rust, rust-lints, cc, postgres, postgres-14, postgres-16, postgres-17, postgres-18, redis, faketime, shellcheck, curl, deny, fuzz, python, node, go, python-driver, node-driver, schemathesis, valkey, pgbouncer, kubectl, promtool, deploy-tools)"; exit 2 ;;
     esac
 }
 
@@ -226,6 +228,7 @@ by_hand() {
             fi ;;
         rust-lints) say "rustfmt or clippy is missing: rustup component add rustfmt clippy" ;;
         deny) say "cargo-deny is missing: cargo install --locked cargo-deny@$CARGO_DENY" ;;
+        fuzz) say "cargo-fuzz is missing: cargo install --locked cargo-fuzz@$CARGO_FUZZ" ;;
         cc) if [ "$tool" = brew ]; then say "a C compiler and linker is missing: xcode-select --install"; else by_manager "a C compiler and linker (cc)" cc; fi ;;
         postgres) by_manager "PostgreSQL $OLDEST_POSTGRES or later (initdb and postgres)" postgres ;;
         python-driver) say "psycopg $PSYCOPG is missing: python3 -m pip install --target target/example-drivers/python 'psycopg[binary]==$PSYCOPG'" ;;
@@ -255,10 +258,10 @@ install_rust_lints() {
     fi
 }
 
-install_deny() {
+install_with_cargo() {
     if command -v cargo >/dev/null; then
-        say "building cargo-deny $CARGO_DENY with cargo (some minutes, once)"
-        cargo install --quiet --locked "cargo-deny@$CARGO_DENY" >&2 || :
+        say "building $1 with cargo (some minutes, once)"
+        cargo install --quiet --locked "$1" >&2 || :
     fi
 }
 
@@ -358,7 +361,7 @@ main() {
     wanted=
     for need in "$@"; do
         case $need in
-            rust | rust-lints | deny | python-driver | node-driver | schemathesis | deploy-tools | valkey | postgres-*) ;;
+            rust | rust-lints | deny | fuzz | python-driver | node-driver | schemathesis | deploy-tools | valkey | postgres-*) ;;
             *) wanted="$wanted $(packages_of "${tool:-none}" "$need")" ;;
         esac
     done
@@ -369,7 +372,8 @@ main() {
     for need in "$@"; do
         case $need in
             rust-lints) install_rust_lints ;;
-            deny) install_deny ;;
+            deny) install_with_cargo "cargo-deny@$CARGO_DENY" ;;
+            fuzz) install_with_cargo "cargo-fuzz@$CARGO_FUZZ" ;;
             python-driver) install_python_driver ;;
             node-driver) install_node_driver ;;
             schemathesis) install_schemathesis ;;

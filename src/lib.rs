@@ -36,6 +36,9 @@ pub mod upkeep;
 // On top.
 pub mod daemon;
 pub mod doctor;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod http;
 pub mod supervisor;
 pub mod why;

@@ -4,6 +4,8 @@ mod batches;
 mod events;
 mod fields;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub(crate) use fields::fuzzing::any_request as fuzz_fields;
 mod guard;
 mod history;
 mod lanes;

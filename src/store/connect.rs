@@ -13,6 +13,9 @@ mod verifier;
 mod watched;
 mod wire;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use unnamed::fuzzing::both_ways as fuzz_wire;
+
 use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;

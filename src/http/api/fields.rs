@@ -11,6 +11,9 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use std::{collections::BTreeMap, time::Duration};
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzzing;
+
 /// Names and numbers of the path.
 #[derive(Debug)]
 pub(super) struct Place(Vec<(String, String)>);
@@ -61,16 +64,19 @@ impl<S: Sync> FromRequestParts<S> for Query {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let mut given: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        let query = parts.uri.query().unwrap_or_default();
-        for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
-            given.entry(name.into_owned()).or_default().push(value.into_owned());
-        }
-        Ok(Self { given, mistakes: Vec::new() })
+        Ok(Self::parse(parts.uri.query().unwrap_or_default()))
     }
 }
 
 impl Query {
+    fn parse(query: &str) -> Self {
+        let mut given: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+            given.entry(name.into_owned()).or_default().push(value.into_owned());
+        }
+        Self { given, mistakes: Vec::new() }
+    }
+
     fn blame(&mut self, name: &str, problem: impl Into<String>) {
         self.mistakes.push(Mistake { name: name.into(), problem: problem.into() });
     }

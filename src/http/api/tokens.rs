@@ -3,6 +3,9 @@
 
 mod source;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use source::fuzzing::any_file as fuzz_tokens;
+
 use sha2::{Digest, Sha256};
 use source::{Hash, Source, look};
 use std::{

@@ -10,8 +10,13 @@
 use bytes::{Buf, BufMut, BytesMut};
 use std::collections::{HashMap, VecDeque};
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzzing;
+
 /// A tag and the four bytes of the length.
 const HEAD: usize = 5;
+/// Made ready for the rest of a message; what a head says is believed when the bytes are there.
+const RESERVED: usize = 1 << 20;
 
 /// What the answers still owe us, in order.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,7 +67,7 @@ impl Unnamed {
         }
         while let Some((tag, length)) = head_of(&self.partial) {
             if self.partial.len() < length {
-                self.partial.reserve(length - self.partial.len());
+                self.partial.reserve((length - self.partial.len()).min(RESERVED));
                 return;
             }
             let message = self.partial.split_to(length);

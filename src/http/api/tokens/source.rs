@@ -14,6 +14,9 @@ use std::{
 };
 use tokio::time::Instant;
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzzing;
+
 /// How long tokens stay valid while their file cannot be read: one that is being replaced is away for a moment.
 pub(super) const GRACE: Duration = Duration::from_secs(60);
 /// Shorter ones can be guessed.
@@ -98,6 +101,14 @@ impl Parsed {
         complaints
     }
 
+    fn of(text: &str) -> Self {
+        let mut parsed = Self::default();
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            parsed.add(line);
+        }
+        parsed
+    }
+
     /// One token a line, with the name of its holder before it: `NAME:TOKEN`. Without one its name is a piece of its hash.
     fn add(&mut self, line: &str) {
         let (name, token) = match line.split_once(':') {
@@ -148,9 +159,5 @@ fn read(path: &Path) -> io::Result<Parsed> {
     if text.len() as u64 > LARGEST_FILE {
         return Err(io::Error::other(format!("has more than {LARGEST_FILE} bytes and is not taken")));
     }
-    let mut parsed = Parsed::default();
-    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        parsed.add(line);
-    }
-    Ok(parsed)
+    Ok(Parsed::of(&text))
 }
