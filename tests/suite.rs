@@ -10,6 +10,7 @@ mod suite {
     mod batch_cli;
     mod batcher_savings;
     mod blocked;
+    mod bounds;
     mod broken_ledger;
     mod budgets;
     mod canary;
@@ -37,6 +38,7 @@ mod suite {
     mod hostile;
     mod image;
     mod latency;
+    mod ledger_sets;
     mod manual;
     mod memory;
     mod migrate;

@@ -1,3 +1,5 @@
+mod layering;
+
 use super::keys::keys_at;
 use super::*;
 

@@ -10,9 +10,12 @@ use std::{
     future::Future,
     num::NonZeroU32,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::Instant,
+};
 
 /// The `[batcher]` section.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -209,7 +212,7 @@ impl<W: Writer> Batcher<W> {
     /// What the next flush takes; `None` when the walk is over.
     async fn gather(&mut self) -> Option<Vec<Queued<W::Update>>> {
         let mut gathered = vec![self.first().await?];
-        let deadline = tokio::time::Instant::from_std(gathered[0].since) + self.config.max_interval;
+        let deadline = gathered[0].since + self.config.max_interval;
         loop {
             while let Ok(more) = self.queue.try_recv() {
                 gathered.push(more);

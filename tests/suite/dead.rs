@@ -67,6 +67,14 @@ async fn rows_of_a_killed_worker_run_again_by_its_session_lock() {
     assert!(took <= 10.0, "{took} s");
 }
 
+/// L2, with the shipped settings alone: no Redis is configured.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_killed_worker_run_again_within_ten_seconds_without_redis() {
+    let took = kill_one("[handlers.sleep]\nduration = \"3s\"", "its session lock is gone").await;
+    println!("SIGKILL to the first row re-run, session lock, without Redis: {took:.1} s");
+    assert!(took <= 10.0, "{took} s");
+}
+
 /// L2 without the session lock: TTL + interval.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_session_lock_redis_tells_of_a_death() {

@@ -1,6 +1,8 @@
 use super::*;
 use tokio::sync::Notify;
 
+mod properties;
+
 /// Remembers what every flush wrote; a gate can hold a flush up.
 #[derive(Clone, Default)]
 struct Book {
