@@ -40,6 +40,7 @@ mod suite {
     mod latency;
     mod ledger_sets;
     mod manual;
+    mod manual_promises;
     mod memory;
     mod migrate;
     mod moving;
