@@ -408,25 +408,38 @@ CREATE TABLE musterd.failures (
     line        int NOT NULL,
     generation  int NOT NULL,
     attempt     int NOT NULL,
+    error_group int NOT NULL,
     error       text NOT NULL,
+    error_code  text,
+    result      json,
+    outputs     json,
     finished_at timestamptz NOT NULL DEFAULT now(),
     started_at  timestamptz,
     run_seconds real,
-    PRIMARY KEY (batch_id, line)
+    -- With group and attempt in the index, a million failures are counted by group without the table.
+    PRIMARY KEY (batch_id, line) INCLUDE (error_group, attempt)
 ) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000);
 COMMENT ON TABLE musterd.failures IS
     'The rows that failed, one tuple each: there are few of them, and people look at each. Moved to failures_history when '
     'they are run again.';
 
+COMMENT ON COLUMN musterd.failures.error_group IS
+    'Errors that differ only in numbers, ids, quoted parts, paths and addresses have the same, and those with the same error_code. '
+    'error_group_name shows it as people see it. Computed by the worker that wrote it.';
+COMMENT ON COLUMN musterd.failures.error_code IS 'The handler''s own name for this kind of failure; of an exception its SQLSTATE.';
+COMMENT ON COLUMN musterd.failures.result IS 'What the handler said beside the error.';
+COMMENT ON COLUMN musterd.failures.outputs IS 'Text that the row adds to output files all the same, by file name.';
 COMMENT ON COLUMN musterd.failures.started_at IS 'As in outcomes: of the first of the rows that were written together.';
 COMMENT ON COLUMN musterd.failures.run_seconds IS 'As in outcomes: on average over the rows that were written together.';
 
 CREATE TABLE musterd.failures_history (
     LIKE musterd.failures,
+    redriven_in int NOT NULL,
     PRIMARY KEY (batch_id, line, generation)
 );
 COMMENT ON TABLE musterd.failures_history IS
     'How rows had failed in an earlier generation of their batch, before redrive ran them again. Written once.';
+COMMENT ON COLUMN musterd.failures_history.redriven_in IS 'The generation in which the row ran again.';
 
 -- ------------------------------------------------------------------------------------------------ workers, queues, commands
 

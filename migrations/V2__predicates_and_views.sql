@@ -196,16 +196,35 @@ SELECT c.batch_id, c.first_line + t.n::int - 1 AS line, t.input::jsonb AS input
 COMMENT ON VIEW musterd.rows IS
     'The input of every row. For whole batches; single lines and pages are much cheaper through batch_row and batch_rows.';
 
+CREATE FUNCTION musterd.error_group_name(p_group int) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+    SELECT pg_catalog.lpad(pg_catalog.to_hex(p_group), 8, '0')
+$$;
+COMMENT ON FUNCTION musterd.error_group_name(int) IS 'A group of errors as people see it: eight hexadecimal digits.';
+
+CREATE FUNCTION musterd.error_group_of(p_name text) RETURNS int
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_name !~ '^[0-9A-Fa-f]{8}$' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('"%s" is no group of errors', left(p_name, 100)),
+            HINT = 'It is eight hexadecimal digits, as musterd.batch_errors shows them.';
+    END IF;
+    RETURN ('x' || p_name)::bit(32)::int;
+END $$;
+COMMENT ON FUNCTION musterd.error_group_of(text) IS 'The group of errors with this name.';
+
 CREATE VIEW musterd.results AS
 SELECT o.batch_id, z.line, 'succeeded'::musterd.state AS state, o.attempt, NULLIF(z.result, '')::jsonb AS result,
-       NULL::text AS error, NULLIF(z.outputs, '')::jsonb AS outputs, o.finished_at, o.started_at, o.run_seconds
+       NULL::text AS error, NULLIF(z.outputs, '')::jsonb AS outputs, o.finished_at, o.started_at, o.run_seconds,
+       NULL::text AS error_group, NULL::text AS error_code
   FROM musterd.outcomes o
  CROSS JOIN LATERAL ROWS FROM (musterd.lines_of(o.lines), pg_catalog.string_to_table(o.results, E'\n'),
                                pg_catalog.string_to_table(o.outputs, E'\n')) AS z (line, result, outputs)
  WHERE o.first_line > 0
 UNION ALL
-SELECT f.batch_id, f.line, 'failed'::musterd.state, f.attempt, NULL::jsonb, f.error, NULL::jsonb, f.finished_at, f.started_at,
-       f.run_seconds
+SELECT f.batch_id, f.line, 'failed'::musterd.state, f.attempt, f.result::jsonb, f.error, f.outputs::jsonb, f.finished_at, f.started_at,
+       f.run_seconds, musterd.error_group_name(f.error_group), f.error_code
   FROM musterd.failures f;
 COMMENT ON VIEW musterd.results IS
     'What became of every row that has ended. Aborted rows have no result. started_at and run_seconds are those of the rows that were '
@@ -233,7 +252,7 @@ COMMENT ON FUNCTION musterd.chunks_of(bigint, int, int) IS 'The chunks that hold
 
 CREATE FUNCTION musterd.batch_rows(p_batch bigint, p_from int DEFAULT 1, p_to int DEFAULT 2000000000)
 RETURNS TABLE (line int, state musterd.state, attempt int, input json, result json, error text, outputs json, finished_at timestamptz,
-               started_at timestamptz, run_seconds real)
+               started_at timestamptz, run_seconds real, error_group text, error_code text)
 LANGUAGE sql STABLE SECURITY DEFINER ROWS 500 SET search_path = pg_catalog, pg_temp SET jit = off AS $$
     WITH b AS MATERIALIZED (
         SELECT b.summarized_at, int4range(GREATEST(p_from, 1), LEAST(p_to, b.rows) + 1) AS page
@@ -266,9 +285,9 @@ LANGUAGE sql STABLE SECURITY DEFINER ROWS 500 SET search_path = pg_catalog, pg_t
                 WHEN b.summarized_at IS NOT NULL THEN 'aborted'
                 WHEN k.owned THEN 'running'
                 ELSE 'queued' END::musterd.state,
-           COALESCE(o.attempt, f.attempt, k.attempt), i.input::json, NULLIF(o.result, '')::json, f.error,
-           NULLIF(o.outputs, '')::json, COALESCE(o.finished_at, f.finished_at), COALESCE(o.started_at, f.started_at),
-           COALESCE(o.run_seconds, f.run_seconds)
+           COALESCE(o.attempt, f.attempt, k.attempt), i.input::json, COALESCE(NULLIF(o.result, '')::json, f.result), f.error,
+           COALESCE(NULLIF(o.outputs, '')::json, f.outputs), COALESCE(o.finished_at, f.finished_at), COALESCE(o.started_at, f.started_at),
+           COALESCE(o.run_seconds, f.run_seconds), musterd.error_group_name(f.error_group), f.error_code
       FROM b
      CROSS JOIN i
       LEFT JOIN o ON o.line = i.line
@@ -285,7 +304,7 @@ COMMENT ON FUNCTION musterd.batch_rows(bigint, int, int) IS
 
 CREATE FUNCTION musterd.batch_row(p_batch bigint, p_line int)
 RETURNS TABLE (line int, state musterd.state, attempt int, input json, result json, error text, outputs json, finished_at timestamptz,
-               started_at timestamptz, run_seconds real)
+               started_at timestamptz, run_seconds real, error_group text, error_code text)
 LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT * FROM musterd.batch_rows(p_batch, p_line, p_line)
 $$;
@@ -346,3 +365,66 @@ CREATE VIEW musterd.recorded_lines AS
       FROM musterd.failures f;
 COMMENT ON VIEW musterd.recorded_lines IS
     'Which lines of a batch have an outcome, as ranges; none of them crosses a multiple of 10,000 (its stripe). Ask for one batch.';
+
+-- -------------------------------------------------------------------------------------------------------- errors in groups
+
+CREATE FUNCTION musterd.batch_errors(p_batch bigint, p_generation int DEFAULT NULL, p_most int DEFAULT 1000)
+RETURNS TABLE (error_group text, count bigint, share real, first_line int, last_line int, attempts int, error_code text, sample text)
+LANGUAGE sql STABLE SECURITY DEFINER ROWS 20 SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+    WITH b AS MATERIALIZED (SELECT p_batch AS id WHERE musterd.may_see(p_batch)),
+    g AS MATERIALIZED (
+        -- Of the failures as they are: by the index alone.
+        SELECT f.error_group, count(*) AS number, min(f.line) AS first, max(f.line) AS last, max(f.attempt) AS attempts
+          FROM b JOIN musterd.failures f ON f.batch_id = b.id WHERE p_generation IS NULL GROUP BY f.error_group
+        UNION ALL
+        SELECT h.error_group, count(*), min(h.line), max(h.line), max(h.attempt)
+          FROM (SELECT f.error_group, f.line, f.attempt FROM b JOIN musterd.failures f ON f.batch_id = b.id
+                 WHERE f.generation = p_generation
+                UNION ALL
+                SELECT f.error_group, f.line, f.attempt FROM b JOIN musterd.failures_history f ON f.batch_id = b.id
+                 WHERE f.generation = p_generation) h
+         WHERE p_generation IS NOT NULL GROUP BY h.error_group),
+    t AS MATERIALIZED (
+        SELECT g.*, (g.number / sum(g.number) OVER ())::real AS share FROM g ORDER BY g.number DESC, g.first LIMIT p_most)
+    SELECT musterd.error_group_name(g.error_group), g.number, g.share, g.first, g.last, g.attempts,
+           COALESCE(f.error_code, h.error_code), COALESCE(f.error, h.error)
+      FROM t g
+      LEFT JOIN musterd.failures f ON f.batch_id = p_batch AND f.line = g.first AND (p_generation IS NULL OR f.generation = p_generation)
+      LEFT JOIN musterd.failures_history h ON h.batch_id = p_batch AND h.line = g.first AND h.generation = p_generation
+     ORDER BY g.number DESC, g.first
+$$;
+COMMENT ON FUNCTION musterd.batch_errors(bigint, int, int) IS
+    'The failed rows of a batch by group of errors, the largest first: how many, their share of all that failed, the first and last of '
+    'their lines, the most attempts one of them had, and the error of the first as a sample. With p_generation: of the rows that failed in '
+    'that generation, also those that were run again since. At most p_most groups. Of a batch that the caller may not read there are none.';
+
+CREATE FUNCTION musterd.errors(p_since timestamptz, p_command text DEFAULT NULL, p_most int DEFAULT 1000)
+RETURNS TABLE (command text, error_group text, count bigint, share real, batches bigint, first_batch bigint, last_batch bigint,
+               error_code text, sample text)
+LANGUAGE sql STABLE SECURITY DEFINER ROWS 20 SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+    WITH b AS MATERIALIZED (
+        SELECT b.id, b.command, t.created_at >= p_since AS is_young
+          FROM musterd.batches b JOIN musterd.task_records t ON t.id = b.id
+         WHERE (b.summarized_at IS NULL OR b.summarized_at >= p_since) AND (p_command IS NULL OR b.command = p_command)
+           AND musterd.may_see(b.id)),
+    g AS MATERIALIZED (
+        -- What a young batch has failed is young, so the index is enough.
+        SELECT b.id, b.command, f.error_group, f.number, f.first FROM b
+         CROSS JOIN LATERAL (SELECT f.error_group, count(*) AS number, min(f.line) AS first FROM musterd.failures f
+                              WHERE f.batch_id = b.id AND b.is_young GROUP BY f.error_group) f
+        UNION ALL
+        SELECT b.id, b.command, f.error_group, f.number, f.first FROM b
+         CROSS JOIN LATERAL (SELECT f.error_group, count(*) AS number, min(f.line) AS first FROM musterd.failures f
+                              WHERE f.batch_id = b.id AND NOT b.is_young AND f.finished_at >= p_since GROUP BY f.error_group) f),
+    s AS MATERIALIZED (
+        SELECT g.command, g.error_group, sum(g.number)::bigint AS number, count(*) AS batches, min(g.id) AS first, max(g.id) AS last,
+               (array_agg(g.first ORDER BY g.id DESC))[1] AS line, (sum(g.number) / sum(sum(g.number)) OVER ())::real AS share
+          FROM g GROUP BY g.command, g.error_group ORDER BY sum(g.number) DESC, g.command, max(g.id) DESC LIMIT p_most)
+    SELECT s.command, musterd.error_group_name(s.error_group), s.number, s.share, s.batches, s.first,
+           s.last, f.error_code, f.error
+      FROM s LEFT JOIN musterd.failures f ON f.batch_id = s.last AND f.line = s.line
+     ORDER BY s.number DESC, s.command, s.last DESC
+$$;
+COMMENT ON FUNCTION musterd.errors(timestamptz, text, int) IS
+    'Rows that have failed since then and were not run again, in all batches that the caller may read, by command and group of errors, the '
+    'largest first; the sample is of the newest batch.';

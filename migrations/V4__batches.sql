@@ -651,8 +651,10 @@ DECLARE
     v_lines int4multirange;
 BEGIN
     WITH moved AS (DELETE FROM musterd.failures f WHERE f.batch_id = p_batch.id RETURNING f.*),
-    kept AS (INSERT INTO musterd.failures_history (batch_id, line, generation, attempt, error, finished_at, started_at, run_seconds)
-             SELECT m.batch_id, m.line, m.generation, m.attempt, m.error, m.finished_at, m.started_at, m.run_seconds FROM moved m RETURNING line)
+    kept AS (INSERT INTO musterd.failures_history (batch_id, line, generation, attempt, error_group, error, error_code, result, outputs,
+                                                  finished_at, started_at, run_seconds, redriven_in)
+             SELECT m.batch_id, m.line, m.generation, m.attempt, m.error_group, m.error, m.error_code, m.result, m.outputs,
+                    m.finished_at, m.started_at, m.run_seconds, p_batch.generation + 1 FROM moved m RETURNING line)
     SELECT COALESCE(range_agg(int4range(k.line, k.line + 1)), '{}') INTO v_lines FROM kept k;
     RETURN musterd.reopen_lines(p_batch, v_lines, p_batch.generation + 1);
 END $$;

@@ -7,6 +7,7 @@ mod demo;
 mod dev;
 mod doctor;
 mod enqueue;
+mod errors;
 mod events;
 mod handler;
 mod input;
@@ -15,7 +16,7 @@ mod migrate;
 mod queue;
 mod run;
 mod schema;
-mod screen;
+pub(crate) mod screen;
 mod submit;
 mod task;
 mod top;
@@ -92,6 +93,8 @@ enum Command {
     Why(why::Why),
     /// Watch queues, batches, workers and rates on a live screen.
     Top(top::Top),
+    /// Show what rows of all batches failed with, in groups, the largest first.
+    Errors(errors::Errors),
     /// List what operators did, and what Muster did unasked.
     Events(events::Events),
     /// See who works here.
@@ -160,6 +163,7 @@ impl Command {
             Self::Task(command) => command.execute(global).await,
             Self::Queue(command) => command.execute(global).await,
             Self::Why(command) => command.execute(global).await,
+            Self::Errors(command) => command.execute(global).await,
             Self::Events(command) => command.execute(global).await,
             Self::Worker(command) => command.execute(global).await,
             Self::Handler(command) => command.execute(global).await,

@@ -7,7 +7,7 @@ pub mod exec;
 pub mod http;
 pub mod protocol;
 pub mod sql;
-mod storable;
+pub(crate) mod storable;
 pub mod tap;
 
 pub use block::{BlockCall, Intake, OutcomeSink, Report, run_block};
@@ -62,12 +62,42 @@ pub fn batch_key(batch: i64, uid: Uuid) -> String {
 pub enum Outcome {
     Succeeded(Done),
     /// The work itself says no; another try would not help.
-    Failed(String),
+    Failed(Failed),
     /// This try failed; there may be another, after the given wait or the usual one.
     Retry {
-        error: String,
+        error: Failed,
         after: Option<Duration>,
     },
+}
+
+/// Why a try failed, and what its handler leaves beside that.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Failed {
+    pub error: String,
+    /// The handler's own name for this kind of failure; else the text says what kind it is.
+    pub code: Option<String>,
+    pub result: Option<Json>,
+    /// Text to add to named output files.
+    pub outputs: Vec<(String, String)>,
+}
+
+impl Failed {
+    /// A failure of a kind that has a name.
+    pub fn coded(code: impl Into<String>, error: String) -> Self {
+        Self { error, code: Some(code.into()), ..Self::default() }
+    }
+}
+
+impl From<String> for Failed {
+    fn from(error: String) -> Self {
+        Self { error, ..Self::default() }
+    }
+}
+
+impl From<&str> for Failed {
+    fn from(error: &str) -> Self {
+        error.to_owned().into()
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -101,10 +131,10 @@ impl TaskCall<'_> {
 pub enum TaskOutcome {
     Done(TaskDone),
     /// The work itself says no; another try would not help.
-    Failed(String),
+    Failed(Failed),
     /// This try failed; there may be another, after the given wait or the usual one.
     Retry {
-        error: String,
+        error: Failed,
         after: Option<Duration>,
     },
     /// The trouble of the database or of the handler, not the task's: it runs again later, after the given wait or the usual
@@ -204,7 +234,7 @@ pub trait Handler: Send + Sync + 'static {
 
     fn task<'a>(&'a self, call: TaskCall<'a>) -> BoxFuture<'a, TaskOutcome> {
         let refusal = format!("the handler of {:?} takes rows of batches only", call.task.command);
-        futures::future::ready(TaskOutcome::Failed(refusal)).boxed()
+        futures::future::ready(TaskOutcome::Failed(refusal.into())).boxed()
     }
 }
 
@@ -328,7 +358,7 @@ impl Registry {
 pub async fn run_row<H: Handler + ?Sized>(handler: &H, call: RowCall<'_>, timeout: Duration) -> Outcome {
     match guarded(apart(handler.may_block(), async { handler.row(call).await }), timeout).await {
         Ok(outcome) => outcome,
-        Err(error) => Outcome::Retry { error, after: None },
+        Err(error) => Outcome::Retry { error: error.into(), after: None },
     }
 }
 
@@ -337,7 +367,7 @@ pub async fn run_task(handler: &dyn Handler, call: TaskCall<'_>) -> TaskOutcome 
     let timeout = call.timeout;
     match guarded(apart(handler.may_block(), async { handler.task(call).await }), timeout).await {
         Ok(outcome) => outcome,
-        Err(error) => TaskOutcome::Retry { error, after: None },
+        Err(error) => TaskOutcome::Retry { error: error.into(), after: None },
     }
 }
 

@@ -9,6 +9,7 @@ pub mod telemetry;
 
 // Vocabulary: depends on no other module.
 pub mod backoff;
+pub mod error_group;
 pub mod failpoint;
 pub mod json;
 pub mod lines;

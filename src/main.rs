@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 #[expect(clippy::print_stderr, reason = "the last word of a command that failed, seen by a person")]
 fn complain(error: &anyhow::Error) -> ExitCode {
     let described = musterd::periodic::describe(error.as_ref());
-    eprintln!("musterd: {described}");
+    eprintln!("musterd: {}", cli::screen::safe(&described));
     match error.downcast_ref::<ConfigError>() {
         Some(_) => ExitCode::from(USAGE),
         None => ExitCode::FAILURE,

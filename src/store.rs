@@ -4,6 +4,7 @@ pub mod batches;
 pub mod blocks;
 pub mod connect;
 pub mod depths;
+pub mod errors;
 pub mod events;
 pub mod export;
 pub mod facts;

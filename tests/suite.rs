@@ -30,6 +30,7 @@ mod suite {
     mod dev;
     mod drain;
     mod enqueue_file;
+    mod error_groups;
     mod examples;
     mod handlers;
     mod harness;

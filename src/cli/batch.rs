@@ -2,6 +2,7 @@
 
 mod append;
 mod download;
+mod errors;
 mod export;
 mod follow;
 mod list;
@@ -41,6 +42,8 @@ pub(super) enum BatchCommand {
     Watch(follow::Watch),
     /// Show rows of a batch: line, state, attempts, error.
     Rows(rows::Rows),
+    /// Show what rows of a batch failed with, in groups, the largest first.
+    Errors(errors::Errors),
     /// Show the output files of a batch, or download and check them.
     Outputs(outputs::Outputs),
     /// Write rows with their results and errors to a file, to be corrected and submitted again.
@@ -65,6 +68,7 @@ impl BatchCommand {
             Self::Show(command) => command.execute(global, &config).await,
             Self::Watch(command) => command.execute(global, &config).await,
             Self::Rows(command) => command.execute(global, &config).await,
+            Self::Errors(command) => command.execute(global, &config).await,
             Self::Outputs(command) => command.execute(global, &config).await,
             Self::Export(command) => command.execute(global, &config).await,
             Self::Hold(command) => command.execute(global, &config).await,

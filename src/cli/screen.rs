@@ -7,15 +7,69 @@ pub(super) use table::{Column, prose, spare, table, whole};
 use anyhow::Result;
 use comfy_table::{Cell, Color};
 use serde::Serialize;
-use std::io::Write;
+use std::{borrow::Cow, io::Write};
 
-/// Prints a value as indented JSON.
+/// Prints a value as indented JSON. What a terminal would obey stands in strings only, where JSON has a way to write it.
 pub(super) fn json(value: &impl Serialize) -> Result<()> {
-    line(&serde_json::to_string_pretty(value)?)
+    let mut text = String::new();
+    for c in serde_json::to_string_pretty(value)?.chars() {
+        match is_command(c) {
+            true => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => text.push(c),
+        }
+    }
+    put(&text)
 }
 
-/// Prints a line; a reader that has gone away (`| head`) is no error.
+/// Whether a terminal would obey it, or show what follows in another order: no text of a handler reaches one like that.
+fn is_command(c: char) -> bool {
+    (c.is_control() && !matches!(c, '\n' | '\t'))
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A text as a terminal may show it: what it would obey is written out.
+pub(crate) fn safe(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_command) {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            '\r' => shown.push(' '),
+            c if is_command(c) => shown.extend(c.escape_unicode()),
+            c => shown.push(c),
+        }
+    }
+    shown.into()
+}
+
+/// A text on one line.
+pub(super) fn one_line(text: &str) -> String {
+    safe(&text.replace(['\n', '\r', '\t'], " ")).into_owned()
+}
+
+/// The beginning of a text on one line.
+pub(super) fn excerpt(text: &str) -> String {
+    const SHOWN: usize = 200;
+    let line = one_line(text);
+    match line.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}
+
+/// A share of a whole, as a percentage.
+pub(super) fn share(share: f32) -> String {
+    format!("{:.1} %", f64::from(share) * 100.0)
+}
+
+/// Prints a line.
 pub(super) fn line(text: &str) -> Result<()> {
+    put(&safe(text))
+}
+
+/// Prints a line as it is; a reader that has gone away (`| head`) is no error.
+fn put(text: &str) -> Result<()> {
     let mut out = std::io::stdout();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
@@ -25,7 +79,7 @@ pub(super) fn line(text: &str) -> Result<()> {
 
 /// A word beside the answer, on stderr; whoever does not read it loses nothing.
 pub(super) fn note(text: &str) {
-    let _ = writeln!(std::io::stderr(), "musterd: {text}");
+    let _ = writeln!(std::io::stderr(), "musterd: {}", safe(text));
 }
 
 /// Columns and lines of the terminal. One that does not know its size says nought: it is taken for the usual one.
@@ -48,9 +102,10 @@ pub(super) fn word(text: &str, mood: Mood) -> Cell {
         Mood::Good => Color::Green,
         Mood::Doubtful => Color::Yellow,
         Mood::Bad => Color::Red,
-        Mood::Plain => return Cell::new(text),
+        Mood::Plain => return Cell::new(safe(text)),
     };
-    if colours() { Cell::new(text).fg(colour) } else { Cell::new(text) }
+    let cell = Cell::new(safe(text));
+    if colours() { cell.fg(colour) } else { cell }
 }
 
 /// Whether colours are wanted; without a terminal there are none anyway.
@@ -88,6 +143,17 @@ pub(super) fn counted(number: i64, one: &str, many: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_text_steers_the_terminal() {
+        let text = "red \u{1b}[31m, title \u{1b}]0;x\u{7}, C1 \u{9b}2J, back\u{8}, over\r, turned \u{202e}";
+        let shown = safe(text);
+        assert!(!shown.chars().any(|c| c.is_control()) && !shown.contains('\u{202e}'), "{shown}");
+        assert!(shown.starts_with("red \\u{1b}[31m"), "{shown}");
+        assert!(matches!(safe("plain, ünïcode\nand more"), Cow::Borrowed(_)));
+        assert_eq!(one_line("a\r\nb\tc"), "a  b c");
+        assert_eq!(excerpt(&"x".repeat(300)).chars().count(), 201);
+    }
 
     #[test]
     fn large_numbers_are_grouped() {

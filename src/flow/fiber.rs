@@ -245,17 +245,3 @@ pub(super) async fn interrupted(cancel: &Cancel, now: &CancellationToken) -> End
         () = now.cancelled() => End::GiveBack,
     }
 }
-
-/// PostgreSQL's text has no NUL; the rest of a message is still worth keeping. Very long ones are cut.
-pub(super) fn storable(mut error: String) -> String {
-    const LONGEST: usize = 8 << 10;
-    if error.contains('\0') {
-        error = error.replace('\0', "\u{fffd}");
-    }
-    if error.len() > LONGEST {
-        let end = (0..=LONGEST).rev().find(|at| error.is_char_boundary(*at)).unwrap_or(0);
-        error.truncate(end);
-        error.push('…');
-    }
-    error
-}

@@ -1,14 +1,14 @@
 //! Runs one task and hands over what became of it.
 
 use super::{
-    fiber::{Bench, End, interrupted, storable},
+    fiber::{Bench, End, interrupted},
     held::Cancel,
     solo::{Company, Solitude},
     watch::{Guard, Watched},
     writer::Update,
 };
 use crate::{
-    handler::{self, TaskCall, TaskDone, TaskOutcome},
+    handler::{self, TaskCall, TaskDone, TaskOutcome, storable::text as storable},
     json::Json,
     metrics::Call,
     spans::{Moment, Span},
@@ -206,12 +206,12 @@ impl Bench {
             TaskOutcome::Done(TaskDone { result, spawn, after }) => {
                 TaskEnd::Succeeded { result, spawn: json_of(&spawn), after: json_of(&after) }
             }
-            TaskOutcome::Failed(error) => TaskEnd::Failed(storable(error)),
+            TaskOutcome::Failed(failed) => failed.of_task(),
             TaskOutcome::Retry { error, after } if task.attempt < most => {
                 let wait = after.unwrap_or_else(|| self.retry.delay(task.attempt as u32));
-                TaskEnd::Retry { error: storable(error), wait }
+                TaskEnd::Retry { error: storable(error.error), wait }
             }
-            TaskOutcome::Retry { error, .. } => TaskEnd::Failed(storable(error)),
+            TaskOutcome::Retry { error, .. } => error.of_task(),
             // Beside others it is only a suspect, however often.
             TaskOutcome::Postponed { error, crashed: true, .. }
                 if task.is_solo
@@ -219,7 +219,7 @@ impl Bench {
                     && task.solo_crashes + 1 >= self.max_crashes =>
             {
                 let times = task.solo_crashes + 1;
-                TaskEnd::Failed(storable(format!(
+                TaskEnd::failed(storable(format!(
                     "lost the connection it ran on {times} times while nothing else ran: {error}"
                 )))
             }

@@ -157,9 +157,8 @@ impl Writer for OutcomeWriter {
                     TaskEnd::Succeeded { result, spawn, after } => {
                         [result, spawn, after].into_iter().flatten().map(Json::len).sum()
                     }
-                    TaskEnd::Failed(error)
-                    | TaskEnd::Retry { error, .. }
-                    | TaskEnd::Postponed { error, .. } => error.len(),
+                    TaskEnd::Failed { error, result } => error.len() + result.as_ref().map_or(0, Json::len),
+                    TaskEnd::Retry { error, .. } | TaskEnd::Postponed { error, .. } => error.len(),
                     TaskEnd::GiveBack => 0,
                 };
                 Weight { updates: 1, room: 1, bytes, waited_for: true }

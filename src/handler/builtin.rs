@@ -98,8 +98,8 @@ impl Builtin {
     fn fail(&self) -> Outcome {
         let error = "the builtin handler `fail` was asked to fail".to_owned();
         match self.failure {
-            Failure::Error => Outcome::Retry { error, after: self.retry_after },
-            Failure::Final => Outcome::Failed(error),
+            Failure::Error => Outcome::Retry { error: error.into(), after: self.retry_after },
+            Failure::Final => Outcome::Failed(error.into()),
             Failure::Panic => panic!("{error}"),
             Failure::Abort => std::process::abort(),
             Failure::Unstorable => {

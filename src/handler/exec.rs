@@ -59,7 +59,7 @@ impl Exec {
     async fn run_task(&self, call: &TaskCall<'_>) -> TaskOutcome {
         let mut text = match protocol::task_request(call) {
             Ok(text) => text,
-            Err(error) => return TaskOutcome::Failed(format!("the payload is not JSON: {error}")),
+            Err(error) => return TaskOutcome::Failed(format!("the payload is not JSON: {error}").into()),
         };
         let mut lease = match self.pool.lease().await {
             Ok(lease) => lease,
@@ -81,7 +81,7 @@ impl Exec {
         self.quote(&loss);
         self.tap.saw(|| (text, error.clone()));
         match self.pool.judge((id, None), &loss) {
-            Blame::Request => TaskOutcome::Retry { error, after: None },
+            Blame::Request => TaskOutcome::Retry { error: error.into(), after: None },
             Blame::Program => postponed(self.pool.outage(&loss.ending.reason, error)),
         }
     }
@@ -145,7 +145,7 @@ impl Handler for Exec {
 
     fn row<'a>(&'a self, _: RowCall<'a>) -> BoxFuture<'a, Outcome> {
         let refusal = "this handler takes rows together".to_owned();
-        futures::future::ready(Outcome::Failed(refusal)).boxed()
+        futures::future::ready(Outcome::Failed(refusal.into())).boxed()
     }
 
     fn block<'a>(

@@ -129,12 +129,14 @@ impl Http {
             let body = match protocol::rows_request(call, piece) {
                 Ok(body) => body,
                 Err(error) => {
-                    sink.rows(piece, &Outcome::Failed(format!("the row is not JSON: {error}")));
+                    sink.rows(piece, &Outcome::Failed(format!("the row is not JSON: {error}").into()));
                     continue;
                 }
             };
             let answer = if body.len() > self.max_request_bytes {
-                Answer::TooLarge(format!("the request of {} bytes is above max_request_bytes", body.len()))
+                Answer::TooLarge(
+                    format!("the request of {} bytes is above max_request_bytes", body.len()).into(),
+                )
             } else {
                 self.exchange(body, &protocol::request_key(call, piece), call.timeout, call.traceparent).await
             };
@@ -175,7 +177,7 @@ impl Http {
             }
             Err(error) => {
                 tracing::warn!(handler = self.name, batch = call.block.batch, "the reply cannot be read");
-                sink.rows(rows, &Outcome::Retry { error: describe(&error), after: None });
+                sink.rows(rows, &Outcome::Retry { error: describe(&error).into(), after: None });
             }
         }
     }
@@ -196,7 +198,7 @@ impl Handler for Http {
 
     fn row<'a>(&'a self, _: RowCall<'a>) -> BoxFuture<'a, Outcome> {
         let refusal = "this handler takes rows together".to_owned();
-        futures::future::ready(Outcome::Failed(refusal)).boxed()
+        futures::future::ready(Outcome::Failed(refusal.into())).boxed()
     }
 
     fn block<'a>(
@@ -212,11 +214,12 @@ impl Handler for Http {
         async move {
             let body = match protocol::task_request(&call) {
                 Ok(body) => body,
-                Err(error) => return TaskOutcome::Failed(format!("the payload is not JSON: {error}")),
+                Err(error) => return TaskOutcome::Failed(format!("the payload is not JSON: {error}").into()),
             };
             match self.exchange(body, &call.idempotency_key(), call.timeout, call.traceparent).await {
-                Answer::Reply(bytes) => protocol::read_task(&bytes)
-                    .unwrap_or_else(|error| TaskOutcome::Retry { error: describe(&error), after: None }),
+                Answer::Reply(bytes) => protocol::read_task(&bytes).unwrap_or_else(|error| {
+                    TaskOutcome::Retry { error: describe(&error).into(), after: None }
+                }),
                 Answer::TooLarge(error) | Answer::Refused(error) => TaskOutcome::Failed(error),
                 Answer::Later { error, after } => TaskOutcome::Retry { error, after },
                 Answer::Unavailable { error, after } => {

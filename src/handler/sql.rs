@@ -261,7 +261,7 @@ impl Sql {
         let text = in_its_words(error);
         let Some(state) = error.code() else {
             if !is_lost(error) {
-                return TaskOutcome::Retry { error: text, after: None };
+                return TaskOutcome::Retry { error: text.into(), after: None };
             }
             let crashed = match bystander::loss(ending, bystander).await {
                 Loss::Own => true,
@@ -275,7 +275,7 @@ impl Sql {
             Blame::Limit if !self.database.limits.is_spent(task.reference.id) => {
                 TaskOutcome::Postponed { error: text, crashed: false, after: None }
             }
-            Blame::Limit | Blame::Procedure => TaskOutcome::Retry { error: text, after: None },
+            Blame::Limit | Blame::Procedure => TaskOutcome::Retry { error: text.into(), after: None },
         }
     }
 }
@@ -299,7 +299,7 @@ impl Handler for Sql {
 
     fn row<'a>(&'a self, _: RowCall<'a>) -> BoxFuture<'a, Outcome> {
         let refusal = "rows are given to this handler together".to_owned();
-        futures::future::ready(Outcome::Failed(refusal)).boxed()
+        futures::future::ready(Outcome::Failed(refusal.into())).boxed()
     }
 
     fn block<'a>(
@@ -342,6 +342,15 @@ fn held(finish: Result<Finish, Error>) -> Result<Finish, Error> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// What an exception has in common with others of its kind: its SQLSTATE, and the constraint that was violated. Of a plain RAISE
+/// the text says it.
+fn code_of(error: &Error) -> Option<String> {
+    let db = error.as_db_error().filter(|db| *db.code() != SqlState::RAISE_EXCEPTION)?;
+    let state = db.code().code();
+    let code = db.constraint().map_or_else(|| state.to_owned(), |constraint| format!("{state} {constraint}"));
+    crate::error_group::check_code(&code).is_ok().then_some(code)
 }
 
 /// An exception of the procedure as it was raised.

@@ -1,7 +1,13 @@
 //! What PostgreSQL cannot hold is found out where an outcome comes in, before it costs a flush: it fails its own row.
 
-use super::{Done, Outcome};
-use crate::{flow::input, json::Json, objects::file_name_problem};
+use super::{Done, Failed, Outcome};
+use crate::{
+    error_group::ErrorGroup,
+    flow::input,
+    json::Json,
+    objects::file_name_problem,
+    store::{flush::Failure, tasks::TaskEnd},
+};
 use std::{borrow::Cow, collections::BTreeMap};
 
 /// A success as it is stored: every value is one line of JSON that `jsonb` can hold.
@@ -32,13 +38,55 @@ impl Done {
     }
 }
 
+impl Failed {
+    /// What is stored of a line that failed. What cannot be stored of it is named in its error, and the rest is kept.
+    pub fn stored(self, line: i32) -> Failure {
+        let (mut error, mut problems) = (self.error, Vec::new());
+        let result = self.result.map(one_line).transpose().unwrap_or_else(|fault| {
+            problems.push(format!("the result cannot be stored: {fault}"));
+            None
+        });
+        let outputs = outputs_json(&self.outputs).unwrap_or_else(|fault| {
+            problems.push(fault);
+            None
+        });
+        // The group is that of what the handler said.
+        let group = ErrorGroup::of(&error, self.code.as_deref());
+        if !problems.is_empty() {
+            error = format!("{} ({})", text(error), problems.join("; "));
+        }
+        Failure { line, error: text(error), code: self.code, group, result, outputs }
+    }
+}
+
+impl Failed {
+    /// What is stored of a task that failed.
+    pub fn of_task(self) -> TaskEnd {
+        let Failure { error, result, .. } = self.stored(0);
+        TaskEnd::Failed { error, result }
+    }
+}
+
+/// The text of an error as it can be stored: without NUL, and no longer than a person would read.
+pub(crate) fn text(mut error: String) -> String {
+    const LONGEST: usize = 8 << 10;
+    if error.contains('\0') {
+        error = error.replace('\0', "\u{fffd}");
+    }
+    if error.len() > LONGEST {
+        error.truncate(error.floor_char_boundary(LONGEST));
+        error.push('…');
+    }
+    error
+}
+
 impl Outcome {
     /// The outcome as it will be stored: a success that cannot be is a failure.
     pub fn checked(self) -> Self {
         match self {
             Self::Succeeded(done) => match done.clone().stored() {
                 Ok(_) => Self::Succeeded(done),
-                Err(error) => Self::Failed(error),
+                Err(error) => Self::Failed(error.into()),
             },
             other => other,
         }

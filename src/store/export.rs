@@ -4,6 +4,7 @@ use super::listing::{
     Which,
     reader::{Reader, Values},
 };
+use crate::error_group::ErrorGroup;
 use tokio_postgres::{Client, Error, IsolationLevel};
 
 pub use super::listing::RowView;
@@ -13,6 +14,8 @@ pub use super::listing::RowView;
 pub enum Rows {
     All,
     Failed,
+    /// Those of them that failed with an error of this group.
+    InGroup(ErrorGroup),
 }
 
 impl From<Rows> for Which {
@@ -20,6 +23,7 @@ impl From<Rows> for Which {
         match rows {
             Rows::All => Self::All,
             Rows::Failed => Self::Failed,
+            Rows::InGroup(group) => Self::InGroup(group),
         }
     }
 }

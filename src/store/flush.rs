@@ -8,7 +8,7 @@ mod outcomes;
 pub use outcomes::{Append, Failure, Outcomes};
 
 use super::blocks::BlockRef;
-use crate::{failpoint, lines::Lines};
+use crate::{failpoint, json::Json, lines::Lines};
 use deadpool_postgres::{ClientWrapper, Object};
 use std::time::Duration;
 use tokio_postgres::{Error, Row, types::ToSql};
@@ -229,6 +229,10 @@ struct Columns<'a> {
     failure_slot: Vec<i32>,
     failure_line: Vec<i32>,
     error: Vec<&'a str>,
+    error_group: Vec<i32>,
+    error_code: Vec<Option<&'a str>>,
+    failed_result: Vec<Option<&'a Json>>,
+    failed_outputs: Vec<Option<&'a Json>>,
     // By appended row.
     batches: Vec<i64>,
     append_slot: Vec<i32>,
@@ -283,6 +287,10 @@ impl<'a> Columns<'a> {
             self.failure_slot.push(slot);
             self.failure_line.push(failure.line);
             self.error.push(&failure.error);
+            self.error_group.push(failure.group.0);
+            self.error_code.push(failure.code.as_deref());
+            self.failed_result.push(failure.result.as_ref());
+            self.failed_outputs.push(failure.outputs.as_ref());
         }
         for append in write.outcomes.appended() {
             self.batches.push(write.block.batch);
@@ -331,6 +339,10 @@ impl<'a> Columns<'a> {
             &self.error,
             &self.age,
             &self.row_took,
+            &self.error_group,
+            &self.error_code,
+            &self.failed_result,
+            &self.failed_outputs,
         ]
     }
 

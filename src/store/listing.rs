@@ -4,7 +4,7 @@ pub(super) mod reader;
 mod sets;
 
 use super::batches::Progress;
-use crate::json::Json;
+use crate::{error_group::ErrorGroup, json::Json};
 use reader::Reader;
 use serde::Serialize;
 use tokio_postgres::{Client, Error};
@@ -64,6 +64,10 @@ pub enum Which {
     Running,
     Succeeded,
     Failed,
+    /// Rows that failed with an error of this group.
+    InGroup(ErrorGroup),
+    /// Rows that failed in this generation, those that were run again since among them.
+    FailedIn(i32),
     Aborted,
 }
 
@@ -75,6 +79,9 @@ pub struct RowView {
     /// The attempt that ended, is running or comes next; none before the first.
     pub attempt: Option<i32>,
     pub error: Option<String>,
+    /// The group of its error, and the handler's own name for it.
+    pub error_group: Option<ErrorGroup>,
+    pub error_code: Option<String>,
     /// As it was submitted.
     pub input: Json,
     pub result: Option<Json>,

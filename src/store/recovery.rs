@@ -1,7 +1,7 @@
 //! Judging the dead and freeing what they held. Every decision is the server's: its clock, its locks, its rows.
 
 use super::blocks::BlockRef;
-use crate::failpoint;
+use crate::{error_group::ErrorGroup, failpoint};
 use deadpool_postgres::Object;
 use std::time::Duration;
 use tokio_postgres::{Error, IsolationLevel};
@@ -177,9 +177,11 @@ pub async fn free_if_held(
         locked.iter().map(|r| (r.get::<_, i64>(0), r.get::<_, Uuid>(1))).unzip();
     let free = transaction.prepare_cached(include_str!("sql/free_blocks.sql")).await?;
     let most = i32::try_from(max_crashes).unwrap_or(i32::MAX);
+    // Of every row that is failed here, whatever the number of deaths.
+    let group = ErrorGroup::of("the worker process died", Some("worker_died")).0;
     let mut freed = Freed::default();
     let mut queues: Vec<String> = Vec::new();
-    for row in transaction.query(&free, &[&ids, &tokens, &most, &ran.tokens]).await? {
+    for row in transaction.query(&free, &[&ids, &tokens, &most, &ran.tokens, &group]).await? {
         freed.blocks += 1;
         freed.lines += row.get::<_, i64>("lines") as u64;
         freed.failed += row.get::<_, i64>("failed") as u64;

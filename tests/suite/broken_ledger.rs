@@ -116,7 +116,7 @@ async fn a_line_that_was_doubled_keeps_the_batch_open() {
     let columns = "batch_id, first_line, token, part, generation, attempt, lines, succeeded, failed, results";
     let double = format!(
         "INSERT INTO musterd.outcomes ({columns}) VALUES ({batch}, 3, gen_random_uuid(), 1, 1, 1, '{{[3,4)}}', 1, 0, '7');
-         INSERT INTO musterd.failures (batch_id, line, generation, attempt, error) VALUES ({batch}, 9, 1, 1, 'no'), ({batch}, 11, 1, 1, 'no')"
+         INSERT INTO musterd.failures (batch_id, line, generation, attempt, error_group, error) VALUES ({batch}, 9, 1, 1, 1, 'no'), ({batch}, 11, 1, 1, 1, 'no')"
     );
     by_hand(&client, &double).await;
     assert_eq!(unbalanced(&db, batch).await, ("{}".into(), 2, 1));

@@ -7,8 +7,8 @@ use tokio_postgres::Client;
 use crate::suite::support::database::TestDb;
 
 /// They compute, or read only what the caller submitted: for every role.
-const EVERYONE: &str = "allowed_failures batch_row batch_rows caller check_batch check_key check_limits check_name check_task count_lines \
-    describe_error has_failed_siblings has_pending_children id_set is_alive is_final is_name is_open is_server_trouble is_unfinished \
+const EVERYONE: &str = "allowed_failures batch_errors batch_row batch_rows caller check_batch check_key check_limits check_name check_task count_lines \
+    describe_error error_group_name error_group_of errors has_failed_siblings has_pending_children id_set is_alive is_final is_name is_open is_server_trouble is_unfinished \
     line_set lines_of row_array row_texts shown_state task_ids";
 /// They only look: for everyone who may read all.
 const READERS: &str = "acts_as audit batch_has_work_now begun_parent children_by_state chunks_of failed_now focus has_work_now is_about_to_end may_see rows_priority steers_all";

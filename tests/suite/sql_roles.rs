@@ -39,7 +39,7 @@ async fn a_producer_submits_steers_and_reads_its_own_and_touches_no_table() {
         "INSERT INTO musterd.tasks (command, submitted_by) VALUES ('a', 'another')",
         "UPDATE musterd.task_records SET state = 'queued'",
         "DELETE FROM musterd.chunks",
-        "INSERT INTO musterd.failures (batch_id, line, generation, attempt, error) VALUES (1, 1, 1, 1, 'no')",
+        "INSERT INTO musterd.failures (batch_id, line, generation, attempt, error_group, error) VALUES (1, 1, 1, 1, 1, 'no')",
         "SELECT payload FROM musterd.tasks",
         "SELECT count(*) FROM musterd.batch_progress",
         "SELECT count(*) FROM musterd.results",

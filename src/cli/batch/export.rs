@@ -7,6 +7,7 @@ use clap::Args;
 use indicatif::HumanCount;
 use musterd::{
     config::Config,
+    error_group::ErrorGroup,
     flow::export::{Cells, Format, Taker, export},
     store::export::Rows,
 };
@@ -19,6 +20,7 @@ use std::{
 const EXAMPLES: &str = "\
 Examples:
   musterd batch export 17 --failed -o failed.csv
+  musterd batch export 17 --error 6f1c8a3e -o timeouts.csv     one group of errors
   musterd submit failed.csv --exported --command charge        after it was corrected
   musterd batch export 17 --all --format ndjson | jq ._result
 
@@ -33,6 +35,9 @@ pub(in crate::cli) struct Export {
     /// Rows that failed.
     #[arg(long, group = "which")]
     failed: bool,
+    /// Rows that failed with an error of this group, as "batch errors" shows them.
+    #[arg(long, value_name = "GROUP", group = "which")]
+    error: Option<ErrorGroup>,
     /// Every row, whatever its state.
     #[arg(long, group = "which")]
     all: bool,
@@ -76,7 +81,11 @@ impl Export {
     }
 
     async fn write(&self, client: &mut tokio_postgres::Client, out: impl Write + Send) -> Result<u64> {
-        let rows = if self.all { Rows::All } else { Rows::Failed };
+        let rows = match self.error {
+            _ if self.all => Rows::All,
+            Some(group) => Rows::InGroup(group),
+            None => Rows::Failed,
+        };
         let format = self.format();
         let mut out = Out(out);
         match export(client, self.id, rows, format, &mut out).await {

@@ -7,12 +7,15 @@ use clap::Args;
 use comfy_table::Cell;
 use musterd::{
     config::Config,
+    error_group::ErrorGroup,
     store::listing::{self, RowView, Which},
 };
 
 const EXAMPLES: &str = "\
 Examples:
   musterd batch rows 17 --failed
+  musterd batch rows 17 --error 6f1c8a3e
+  musterd batch rows 17 --generation 1            what failed before the first redrive
   musterd batch rows 17 --from 100000 --limit 100
   musterd batch rows 17 --state running --json";
 
@@ -27,6 +30,12 @@ pub(in crate::cli) struct Rows {
     /// Only rows that failed.
     #[arg(long, group = "which")]
     failed: bool,
+    /// Only rows that failed with an error of this group, as "batch errors" shows them.
+    #[arg(long, value_name = "GROUP", group = "which")]
+    error: Option<ErrorGroup>,
+    /// Only rows that failed in this generation, those that were run again since among them.
+    #[arg(long, value_name = "N", group = "which", value_parser = clap::value_parser!(i32).range(1..))]
+    generation: Option<i32>,
     /// Only rows that succeeded.
     #[arg(long, group = "which")]
     succeeded: bool,
@@ -68,6 +77,8 @@ impl Rows {
             Some("failed") => Which::Failed,
             Some(_) => Which::Aborted,
             None if self.failed => Which::Failed,
+            None if let Some(group) = self.error => Which::InGroup(group),
+            None if let Some(generation) = self.generation => Which::FailedIn(generation),
             None if self.succeeded => Which::Succeeded,
             None if self.queued => Which::Queued,
             None => Which::All,
@@ -95,7 +106,7 @@ fn print(rows: &[RowView]) -> Result<()> {
             screen::word(row.state, mood),
             Cell::new(row.attempt.map(|attempt| attempt.to_string()).unwrap_or_default()),
             // Whole: it is what people came for. On one line, so that a row is one.
-            Cell::new(row.error.as_deref().unwrap_or_default().replace(['\n', '\r', '\t'], " ")),
+            Cell::new(screen::one_line(row.error.as_deref().unwrap_or_default())),
             Cell::new(cut(row.input.text())),
             Cell::new(cut(row.result.as_ref().map_or("", |result| result.text()))),
         ]);

@@ -2,7 +2,7 @@
 
 use crate::cli::screen::Mood;
 use musterd::{
-    handler::{Done, Outcome, Spawn, TaskDone, TaskOutcome},
+    handler::{Done, Failed, Outcome, Spawn, TaskDone, TaskOutcome},
     json::Json,
 };
 use serde::Serialize;
@@ -18,6 +18,8 @@ pub(super) struct Verdict {
     result: Option<Json>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_code: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<f64>,
     /// Rows that would be added to the batch.
@@ -53,17 +55,18 @@ impl Verdict {
             TaskOutcome::Committed(_) => Self { outcome: SUCCEEDED, ..Self::default() },
             TaskOutcome::Failed(error) => Self::failed(error),
             TaskOutcome::Retry { error, after } => Self::retry(error, after),
-            TaskOutcome::Postponed { error, after, .. } => Self::retry(error, after),
+            TaskOutcome::Postponed { error, after, .. } => Self::retry(error.into(), after),
         }
     }
 
-    fn failed(error: String) -> Self {
-        Self { outcome: "failed", error: Some(error), ..Self::default() }
+    fn failed(failed: Failed) -> Self {
+        let Failed { error, code, result, .. } = failed;
+        Self { outcome: "failed", error: Some(error), error_code: code, result, ..Self::default() }
     }
 
-    fn retry(error: String, after: Option<Duration>) -> Self {
+    fn retry(failed: Failed, after: Option<Duration>) -> Self {
         let retry_after = after.map(|after| after.as_secs_f64());
-        Self { outcome: "retry", error: Some(error), retry_after, ..Self::default() }
+        Self { outcome: "retry", retry_after, ..Self::failed(failed) }
     }
 
     pub(super) fn is_good(&self) -> bool {

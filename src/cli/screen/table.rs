@@ -2,10 +2,11 @@
 //!
 //! A word is never broken. What cannot be spared is shown all the same, wider than the window if need be.
 
-use super::{line, size};
+use super::{put, size};
+use crate::cli::screen;
 use anyhow::Result;
 use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Row, Width, presets};
-use std::io::IsTerminal;
+use std::{borrow::Cow, io::IsTerminal};
 
 /// A column by its name, and what becomes of it when there is no room.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +58,12 @@ pub(in crate::cli) fn table<const N: usize>(columns: [Column<'_>; N]) -> Table {
 
 impl Table {
     pub(in crate::cli) fn add_row(&mut self, row: impl Into<Row>) {
-        self.inner.add_row(row);
+        // What is no word of ours may have anything in it; a cell that has loses at most its colour.
+        let safe = |cell: &Cell| match screen::safe(&cell.content()) {
+            Cow::Borrowed(_) => cell.clone(),
+            Cow::Owned(text) => Cell::new(text),
+        };
+        self.inner.add_row(row.into().cell_iter().map(safe).collect::<Vec<Cell>>());
     }
 
     /// Prints it as wide as it is for a program, and to fit for a person; without the blanks that fill the last column.
@@ -65,7 +71,7 @@ impl Table {
         if std::io::stdout().is_terminal() {
             self.fit(size().0);
         }
-        line(&self.inner.trim_fmt())
+        put(&self.inner.trim_fmt())
     }
 
     /// Prints it; a single row that has no room is turned on its side, so that nothing of it is left out.

@@ -1,12 +1,12 @@
 //! What blocks its thread past its time: its fiber cannot end it, so it is ended from outside.
 
-use super::{Bench, storable};
+use super::Bench;
 use crate::{
     flow::{
         watch::{Overdue, Watched, WatchedBlock},
         writer::{BlockUpdate, Update},
     },
-    handler::TaskOutcome,
+    handler::{TaskOutcome, storable::text as storable},
     store::{
         flush::{Close, Outcomes},
         tasks::{Task, TaskEnd},
@@ -28,7 +28,7 @@ impl Bench {
             (Watched::Tasks(_), Some(task)) => {
                 // Of its claim this task alone.
                 self.held.fence_one(task.reference);
-                let outcome = TaskOutcome::Retry { error, after: None };
+                let outcome = TaskOutcome::Retry { error: error.into(), after: None };
                 self.end_task(task, self.judge(task, outcome)).await;
                 self.give_back_tasks(overdue.take_rest()).await;
             }

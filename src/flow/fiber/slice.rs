@@ -1,8 +1,8 @@
 //! Rows given to a handler together: what it reports is taken in as it comes.
 
-use super::{End, interrupted, storable, work::Work};
+use super::{End, interrupted, work::Work};
 use crate::{
-    handler::{self, Outcome, Report},
+    handler::{self, Outcome, Report, storable::text as storable},
     metrics::Call,
     store::pages::InputRow,
 };
@@ -40,7 +40,7 @@ impl Work<'_> {
             took.observe(began.elapsed().as_secs_f64());
             let error = work.reason().unwrap_or_else(|| "the handler said nothing about this row".to_owned());
             for row in rows.iter().filter(|row| self.todo.contains(row.line)).collect::<Vec<_>>() {
-                self.take(row.line, Outcome::Retry { error: error.clone(), after: None });
+                self.take(row.line, Outcome::Retry { error: error.as_str().into(), after: None });
             }
         }
         end

@@ -1,13 +1,13 @@
 //! A block being worked on, page by page, and the outcomes that gather meanwhile.
 
-use super::{Bench, End, facts::Facts, interrupted, storable};
+use super::{Bench, End, facts::Facts, interrupted};
 use crate::{
     flow::{
         held::Cancel,
         watch::Guard,
         writer::{BlockUpdate, Update},
     },
-    handler::{self, BlockCall, Entry, Intake, Outcome},
+    handler::{self, BlockCall, Entry, Intake, Outcome, storable::text as storable},
     lines::Lines,
     store::{
         blocks::Block,
@@ -241,7 +241,7 @@ impl<'a> Work<'a> {
     /// These lines cannot be run: a failed attempt of each.
     fn give_up(&mut self, lines: &Lines, error: &str) {
         for line in lines.iter() {
-            self.take(line, Outcome::Retry { error: error.to_owned(), after: None });
+            self.take(line, Outcome::Retry { error: error.into(), after: None });
         }
     }
 
@@ -264,20 +264,20 @@ impl<'a> Work<'a> {
                     stored.append.into_iter().for_each(|input| self.outcomes.append(line, input));
                     return true;
                 }
-                Err(problem) => problem,
+                Err(problem) => problem.into(),
             },
             Outcome::Retry { error, after } if self.block.attempt < self.max_attempts() => {
                 let wait = after.unwrap_or_else(|| self.bench.retry.delay(self.block.attempt as u32));
                 self.bench.metrics.row_retries.inc();
                 self.close.retry.insert(line);
-                self.close.error = Some(storable(error));
+                self.close.error = Some(storable(error.error));
                 self.close.retry_after = self.close.retry_after.max(wait);
                 return false;
             }
             Outcome::Failed(error) | Outcome::Retry { error, .. } => error,
         };
         self.facts.saw_failed(1);
-        self.outcomes.fail(line, storable(error));
+        self.outcomes.add_failure(error.stored(line));
         true
     }
 

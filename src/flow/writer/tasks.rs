@@ -78,7 +78,7 @@ impl OutcomeWriter {
     /// What the task wanted stored or spawned is at fault: the task fails with PostgreSQL's words.
     async fn fail_alone(&mut self, mut write: TaskWrite, error: &tokio_postgres::Error) -> u64 {
         tracing::warn!(task = write.task.id, "the outcome of a task cannot be stored; the task fails");
-        write.end = TaskEnd::Failed(cannot_be_stored(error));
+        write.end = TaskEnd::failed(cannot_be_stored(error));
         let mut tries = 0;
         loop {
             match self.tasks.write(std::slice::from_ref(&write)).await {
@@ -199,7 +199,7 @@ async fn write_when_free(flusher: &TaskFlusher, after: &Acknowledge, mut write: 
                     return;
                 }
             }
-            Err(error) => write.end = TaskEnd::Failed(cannot_be_stored(&error)),
+            Err(error) => write.end = TaskEnd::failed(cannot_be_stored(&error)),
         }
     }
 }

@@ -61,7 +61,7 @@ fn the_newest_outcome_of_a_task_wins() {
     let write = |id: i64, token: u128, error: &str| TaskWrite {
         task: TaskRef { id, token: Uuid::from_u128(token) },
         parent: None,
-        end: TaskEnd::Failed(error.to_owned()),
+        end: TaskEnd::failed(error),
     };
     let written = newest_of_each(vec![
         write(3, 1, "three"),
@@ -71,7 +71,7 @@ fn the_newest_outcome_of_a_task_wins() {
         write(1, 1, "third"),
     ]);
     let seen: Vec<(i64, &TaskEnd)> = written.iter().map(|write| (write.task.id, &write.end)).collect();
-    let failed = |error: &str| TaskEnd::Failed(error.to_owned());
+    let failed = |error: &str| TaskEnd::failed(error);
     assert_eq!(seen, [(1, &failed("third")), (2, &failed("two")), (3, &failed("three"))]);
     // Two claims of one task are two matters: the fence decides between them.
     assert_eq!(newest_of_each(vec![write(1, 1, "old claim"), write(1, 2, "new claim")]).len(), 2);

@@ -28,8 +28,10 @@ impl Exec {
         let lines = match protocol::RowLines::new(call) {
             Ok(lines) => lines,
             Err(error) => {
-                return sink
-                    .rows(rows, &Outcome::Failed(format!("the batch's context is not JSON: {error}")));
+                return sink.rows(
+                    rows,
+                    &Outcome::Failed(format!("the batch's context is not JSON: {error}").into()),
+                );
             }
         };
         let request =
@@ -47,7 +49,7 @@ impl Exec {
             match self.pipe(&mut lease, call, rest, sink).await {
                 Piped::Left(left) => rest = left,
                 Piped::DiedSilently(loss, Blame::Request) => {
-                    sink.row(first.line, Outcome::Retry { error: loss.ending.error(), after: None });
+                    sink.row(first.line, Outcome::Retry { error: loss.ending.error().into(), after: None });
                     rest = behind;
                 }
                 Piped::DiedSilently(loss, Blame::Program) => {
@@ -61,7 +63,7 @@ impl Exec {
                 }
             }
             if let Some((line, error)) = aside.take() {
-                sink.row(line, Outcome::Retry { error, after: None });
+                sink.row(line, Outcome::Retry { error: error.into(), after: None });
             }
         }
     }
@@ -100,7 +102,7 @@ impl Exec {
             let blame = self.pool.judge((batch, Some(line)), &loss);
             return Piped::DiedSilently(loss, blame);
         }
-        sink.row(line, Outcome::Retry { error, after: None });
+        sink.row(line, Outcome::Retry { error: error.into(), after: None });
         Piped::Left(&rows[answered + 1..])
     }
 

@@ -2,7 +2,7 @@
 
 use super::Http;
 use crate::backoff::LONGEST_ASKED;
-use crate::handler::protocol;
+use crate::handler::{Failed, protocol};
 use crate::periodic::describe;
 use reqwest::{
     Response, StatusCode,
@@ -16,11 +16,11 @@ pub(super) enum Answer {
     /// 2xx, whole.
     Reply(Vec<u8>),
     /// Not now, or not whole.
-    Later { error: String, after: Option<Duration> },
+    Later { error: Failed, after: Option<Duration> },
     /// The service says no.
-    Refused(String),
+    Refused(Failed),
     /// The service, or our own limit, says that it is too much at once.
-    TooLarge(String),
+    TooLarge(Failed),
     /// The service wants to be left alone for so long: it was not asked.
     Unavailable { error: String, after: Duration },
 }
@@ -99,7 +99,9 @@ impl Http {
             };
         }
         let page = body(response, ERROR_PAGE).await.unwrap_or_default();
-        let error = format!("the service answered {status}: {}", protocol::quote(&page));
+        // The page may differ from row to row; the status is what they have in common.
+        let code = format!("http {}", status.as_u16());
+        let error = Failed::coded(code, format!("the service answered {status}: {}", protocol::quote(&page)));
         match status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 (Answer::Later { error, after }, Strain::Struggling(after))
@@ -125,7 +127,7 @@ enum Strain {
 }
 
 fn later(error: String) -> Answer {
-    Answer::Later { error, after: None }
+    Answer::Later { error: error.into(), after: None }
 }
 
 fn unavailable(after: Duration) -> Answer {
@@ -136,10 +138,8 @@ fn unavailable(after: Duration) -> Answer {
 fn told(answer: &Answer) -> String {
     match answer {
         Answer::Reply(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Answer::Later { error, .. }
-        | Answer::Unavailable { error, .. }
-        | Answer::Refused(error)
-        | Answer::TooLarge(error) => error.clone(),
+        Answer::Unavailable { error, .. } => error.clone(),
+        Answer::Later { error, .. } | Answer::Refused(error) | Answer::TooLarge(error) => error.error.clone(),
     }
 }
 

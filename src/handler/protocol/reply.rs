@@ -2,8 +2,8 @@
 
 use super::quote;
 use crate::{
-    backoff,
-    handler::{Done, Outcome, Spawn, TaskDone, TaskOutcome},
+    backoff, error_group,
+    handler::{Done, Failed, Outcome, Spawn, TaskDone, TaskOutcome},
     json::Json,
 };
 use serde::Deserialize;
@@ -83,6 +83,8 @@ struct Said {
     #[serde(default)]
     error: Option<String>,
     #[serde(default)]
+    error_code: Option<String>,
+    #[serde(default)]
     retry_after: Option<f64>,
     #[serde(default)]
     outputs: Option<BTreeMap<String, String>>,
@@ -141,7 +143,7 @@ pub fn read_task(bytes: &[u8]) -> Result<TaskOutcome, BadReply> {
     Ok(match read_outcome(bytes).checked() {
         Outcome::Succeeded(Done { append, .. }) if !append.is_empty() => TaskOutcome::Failed(
             "\"append\" is for rows, which have a batch to append to; a task may call musterd.append_rows"
-                .to_owned(),
+                .into(),
         ),
         Outcome::Succeeded(Done { result, .. }) => match serde_json::from_slice::<Next>(bytes) {
             Ok(next) => TaskOutcome::Done(TaskDone {
@@ -150,7 +152,7 @@ pub fn read_task(bytes: &[u8]) -> Result<TaskOutcome, BadReply> {
                 after: next.after.unwrap_or_default(),
             }),
             Err(error) => TaskOutcome::Retry {
-                error: format!("\"spawn\" or \"after\" of the reply is malformed: {error}"),
+                error: format!("\"spawn\" or \"after\" of the reply is malformed: {error}").into(),
                 after: None,
             },
         },
@@ -163,7 +165,7 @@ pub fn read_task(bytes: &[u8]) -> Result<TaskOutcome, BadReply> {
 fn for_all(outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Succeeded(done) if !done.append.is_empty() => Outcome::Retry {
-            error: "\"append\" must stand in a row's own entry, not beside an outcome for all".to_owned(),
+            error: "\"append\" must stand in a row's own entry, not beside an outcome for all".into(),
             after: None,
         },
         outcome => outcome,
@@ -178,22 +180,37 @@ fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, BadReply> {
 fn read_outcome(bytes: &[u8]) -> Outcome {
     match serde_json::from_slice::<Said>(bytes) {
         Ok(said) => said.judge(),
-        Err(error) => {
-            Outcome::Retry { error: format!("the outcome in the reply is malformed: {error}"), after: None }
-        }
+        Err(error) => Outcome::Retry {
+            error: format!("the outcome in the reply is malformed: {error}").into(),
+            after: None,
+        },
     }
 }
 
 impl Said {
     fn judge(self) -> Outcome {
-        let error = || self.error.clone().unwrap_or_else(|| "the handler gave no reason".to_owned());
+        if let Some(Err(problem)) = self.error_code.as_deref().map(error_group::check_code) {
+            let error = format!("the outcome in the reply is malformed: {problem}").into();
+            return Outcome::Retry { error, after: None };
+        }
         match self.outcome {
-            Word::Failed => Outcome::Failed(error()),
+            Word::Failed => Outcome::Failed(self.failed()),
             Word::Retry => {
                 let wait = self.retry_after.and_then(|s| Duration::try_from_secs_f64(s).ok());
-                Outcome::Retry { error: error(), after: wait.map(|wait| wait.min(backoff::LONGEST_ASKED)) }
+                let after = wait.map(|wait| wait.min(backoff::LONGEST_ASKED));
+                Outcome::Retry { error: self.failed(), after }
             }
             Word::Succeeded => self.succeeded(),
+        }
+    }
+
+    /// What it leaves behind counts when there is no further try.
+    fn failed(self) -> Failed {
+        Failed {
+            error: self.error.unwrap_or_else(|| "the handler gave no reason".to_owned()),
+            code: self.error_code,
+            result: self.result,
+            outputs: self.outputs.into_iter().flatten().collect(),
         }
     }
 

@@ -40,7 +40,7 @@ pub fn settle(asked: impl IntoIterator<Item = i32>, reply: RowsReply) -> (Vec<(i
         .map(|line| {
             let outcome = answered.remove(&line).or_else(|| reply.others.clone()).unwrap_or_else(|| {
                 leftovers.missing += 1;
-                Outcome::Retry { error: "no outcome for this line in the reply".to_owned(), after: None }
+                Outcome::Retry { error: "no outcome for this line in the reply".into(), after: None }
             });
             (line, outcome)
         })

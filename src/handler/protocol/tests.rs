@@ -33,7 +33,7 @@ fn ok(result: &str) -> Outcome {
 
 fn error_of(outcome: &Outcome) -> &str {
     match outcome {
-        Outcome::Failed(error) | Outcome::Retry { error, .. } => error,
+        Outcome::Failed(failed) | Outcome::Retry { error: failed, .. } => &failed.error,
         Outcome::Succeeded(_) => panic!("{outcome:?}"),
     }
 }
@@ -73,7 +73,10 @@ fn missing_duplicate_unknown_and_malformed_rows_touch_nobody_else() {
     assert_eq!(error_of(&rows[2].1), "no outcome for this line in the reply");
     let later = Outcome::Retry { error: "later".into(), after: Some(Duration::from_millis(2500)) };
     assert_eq!(rows[3], (4, later));
-    assert!(matches!(&rows[4].1, Outcome::Failed(error) if error.contains("cannot be stored")), "{rows:?}");
+    assert!(
+        matches!(&rows[4].1, Outcome::Failed(failed) if failed.error.contains("cannot be stored")),
+        "{rows:?}"
+    );
     assert!(matches!(rows[5].1, Outcome::Retry { .. }));
     assert_eq!(left, Leftovers { duplicate: 1, unknown: 1, unreadable: 2, missing: 2 });
 }
@@ -106,7 +109,7 @@ fn a_task_says_what_comes_next() {
     assert_eq!(done.spawn[0].payload, Some(Json::from_text(r#"{"a": 1}"#)));
     assert_eq!((done.spawn[0].command.as_str(), done.after[0].command.as_str()), ("c", "u"));
     let bad = read_task(br#"{"outcome":"succeeded","spawn":[{"payload":{}}]}"#).unwrap();
-    assert!(matches!(&bad, TaskOutcome::Retry { error, .. } if error.contains("command")), "{bad:?}");
+    assert!(matches!(&bad, TaskOutcome::Retry { error, .. } if error.error.contains("command")), "{bad:?}");
 }
 
 #[test]
@@ -136,14 +139,18 @@ fn rows_to_append_stand_in_a_row_s_own_entry_and_are_checked() {
     );
     let append = vec![Json::from_text(r#"{"a":1.0}"#), Json::from_text("null")];
     assert_eq!(rows[0].1, Outcome::Succeeded(Done { append, ..Done::default() }));
-    assert!(matches!(&rows[1].1, Outcome::Failed(error) if error.starts_with("appended row 2 ")), "{rows:?}");
+    assert!(
+        matches!(&rows[1].1, Outcome::Failed(failed) if failed.error.starts_with("appended row 2 ")),
+        "{rows:?}"
+    );
     let (rows, _) = settled(&[1, 2], r#"{"outcome":"succeeded","append":[1]}"#);
     assert!(
-        rows.iter()
-            .all(|(_, told)| matches!(told, Outcome::Retry { error, .. } if error.contains("own entry")))
+        rows.iter().all(
+            |(_, told)| matches!(told, Outcome::Retry { error, .. } if error.error.contains("own entry"))
+        )
     );
     let task = read_task(br#"{"outcome":"succeeded","append":[1]}"#).unwrap();
-    assert!(matches!(task, TaskOutcome::Failed(error) if error.contains("append_rows")));
+    assert!(matches!(task, TaskOutcome::Failed(failed) if failed.error.contains("append_rows")));
 }
 
 /// The keys of an object are those of the schema's definition: none missing, none unheard of.

@@ -2,12 +2,12 @@
 //! one transaction that holds the block's token: exactly once.
 
 use super::{
-    Blame, CONFLICT_RETRIES, Condition, End, Loss, QualifiedName, Sql, Watched, blame, bystander,
+    Blame, CONFLICT_RETRIES, Condition, End, Loss, QualifiedName, Sql, Watched, blame, bystander, code_of,
     in_its_words, is_conflict, session,
 };
 use crate::{
-    backoff,
-    handler::{BlockCall, Done, Outcome, OutcomeSink, Report, protocol},
+    backoff, error_group,
+    handler::{BlockCall, Done, Failed, Outcome, OutcomeSink, Report, protocol},
     json::Json,
     lines::Lines,
     store::{
@@ -18,6 +18,7 @@ use crate::{
     },
 };
 use std::{
+    collections::BTreeMap,
     fmt::Write,
     time::{Duration, Instant},
 };
@@ -26,12 +27,20 @@ use tokio_postgres::{Error, Row};
 /// How long the server's own limit has before ours cuts the connection.
 const SERVER_FIRST: Duration = Duration::from_secs(2);
 
-/// What to select from a function of this name.
+/// Everything of a function of this name.
 pub(super) fn statement(function: &QualifiedName) -> String {
-    format!(
-        "SELECT f.line::int, f.outcome::text, f.result::jsonb, f.error::text \
-           FROM {function}($1::bigint, $2::jsonb, $3::jsonb) AS f"
-    )
+    format!("SELECT {ALL} FROM {function}($1::bigint, $2::jsonb, $3::jsonb) AS f")
+}
+
+const ALL: &str = "f.*";
+
+/// What is read of it. The columns `error_code` and `outputs` are a function's own choice.
+fn selection(statement: &str, columns: &[tokio_postgres::Column]) -> String {
+    let has = |name: &str| columns.iter().any(|column| column.name() == name);
+    let code = if has("error_code") { "f.error_code::text" } else { "NULL::text" };
+    let outputs = if has("outputs") { "f.outputs::jsonb" } else { "NULL::jsonb" };
+    let read = format!("f.line::int, f.outcome::text, f.result::jsonb, f.error::text, {code}, {outputs}");
+    statement.replacen(ALL, &read, 1)
 }
 
 /// What a call of the function came to.
@@ -48,9 +57,9 @@ enum Called {
 /// Why a call failed.
 enum Failure {
     /// The function's own fault, or that of a row.
-    Function(String),
+    Function(Failed),
     /// Not of any single row: running halves would only fail more often.
-    Systemic(String),
+    Systemic(Failed),
     /// The connection was lost in the middle. A commit may have been under way.
     Lost(String),
     /// A limit of the server was met: it may be short of something, or the function always asks for too much.
@@ -81,11 +90,15 @@ impl Sql {
             let called = self.attempt_block(call, &piece).await.map_err(|failure| match failure {
                 Failure::Lost(error) => {
                     losses += 1;
-                    if losses > LOSSES { Failure::Function(error) } else { Failure::Away(error) }
+                    if losses > LOSSES { Failure::Function(error.into()) } else { Failure::Away(error) }
                 }
                 Failure::Limit(error) => {
                     limits += 1;
-                    if limits > blame::PATIENCE { Failure::Function(error) } else { Failure::Away(error) }
+                    if limits > blame::PATIENCE {
+                        Failure::Function(error.into())
+                    } else {
+                        Failure::Away(error)
+                    }
                 }
                 other => other,
             });
@@ -186,7 +199,7 @@ impl Sql {
                 }
                 Err(_) => {
                     let limit = humantime::format_duration(call.timeout);
-                    return Err(Failure::Function(format!("ran longer than its timeout of {limit}")));
+                    return Err(Failure::Function(format!("ran longer than its timeout of {limit}").into()));
                 }
             }
         }
@@ -203,7 +216,9 @@ impl Sql {
         let began = Instant::now();
         let given = Json::from_text(given(rows, call.attempt));
         client.batch_execute(&self.begin(call.timeout)).await?;
-        let select = client.prepare_cached(&self.select).await?;
+        // Only described, never run.
+        let all = client.prepare_cached(&self.select).await?;
+        let select = client.prepare_cached(&selection(&self.select, all.columns())).await?;
         let answered = client.query(&select, &[&call.block.batch, call.context, &given]).await?;
         let (outcomes, left) = protocol::settle(rows.iter().map(|row| row.line), read(&answered));
         if !left.is_none() {
@@ -251,20 +266,9 @@ fn given(rows: &[&InputRow<'_>], attempt: i32) -> String {
 fn read(rows: &[Row]) -> protocol::RowsReply {
     let mut reply = protocol::RowsReply::default();
     for row in rows {
-        let (line, word): (Option<i32>, Option<&str>) = (row.get(0), row.get(1));
-        let error =
-            || row.get::<_, Option<String>>(3).unwrap_or_else(|| "the function gave no reason".to_owned());
-        let outcome = match word {
-            Some("succeeded") => Outcome::Succeeded(Done { result: row.get(2), ..Done::default() }),
-            Some("failed") => Outcome::Failed(error()),
-            Some("retry") => Outcome::Retry { error: error(), after: None },
-            other => Outcome::Retry {
-                error: format!(
-                    "the function returned {other:?} as outcome; it must be succeeded, failed or retry"
-                ),
-                after: None,
-            },
-        };
+        let line: Option<i32> = row.get(0);
+        let outcome =
+            outcome(row).unwrap_or_else(|error| Outcome::Retry { error: error.into(), after: None });
         match line {
             Some(line) => reply.rows.push((line, outcome)),
             None => reply.unreadable += 1,
@@ -273,14 +277,47 @@ fn read(rows: &[Row]) -> protocol::RowsReply {
     reply
 }
 
+/// What the function says of one row; the error is what is wrong with that.
+fn outcome(row: &Row) -> Result<Outcome, String> {
+    let outputs = outputs(row.get(5))?;
+    let code: Option<String> = row.get(4);
+    code.as_deref().map_or(Ok(()), error_group::check_code)?;
+    let failed = || Failed {
+        error: row.get::<_, Option<String>>(3).unwrap_or_else(|| "the function gave no reason".to_owned()),
+        code: code.clone(),
+        result: row.get(2),
+        outputs: outputs.clone(),
+    };
+    match row.get::<_, Option<&str>>(1) {
+        Some("succeeded") => {
+            Ok(Outcome::Succeeded(Done { result: row.get(2), outputs: outputs.clone(), ..Done::default() }))
+        }
+        Some("failed") => Ok(Outcome::Failed(failed())),
+        Some("retry") => Ok(Outcome::Retry { error: failed(), after: None }),
+        other => {
+            Err(format!("the function returned {other:?} as outcome; it must be succeeded, failed or retry"))
+        }
+    }
+}
+
+fn outputs(given: Option<Json>) -> Result<Vec<(String, String)>, String> {
+    let Some(given) = given.filter(|given| given.text() != "null") else { return Ok(Vec::new()) };
+    let by_name: BTreeMap<String, String> = serde_json::from_str(given.text()).map_err(|_| {
+        "the function returned outputs that are no JSON object of texts by file name".to_owned()
+    })?;
+    Ok(by_name.into_iter().collect())
+}
+
 /// What is written with the effects, and what is tried again.
 fn part(outcomes: Vec<(i32, Outcome)>) -> (Outcomes, Vec<(i32, Outcome)>) {
     let (mut written, mut again) = (Outcomes::default(), Vec::new());
     for (line, outcome) in outcomes {
         match outcome {
-            // The result was a jsonb of the server's: it can be stored, and its text has no line feed.
-            Outcome::Succeeded(done) => written.succeed(line, done.result, None),
-            Outcome::Failed(error) => written.fail(line, error),
+            Outcome::Succeeded(done) => match done.stored() {
+                Ok(stored) => written.succeed(line, stored.result, stored.outputs),
+                Err(problem) => written.fail(line, problem),
+            },
+            Outcome::Failed(failed) => written.add_failure(failed.stored(line)),
             retry @ Outcome::Retry { .. } => again.push((line, retry)),
         }
     }
@@ -292,13 +329,14 @@ fn sort(error: &Error) -> Failure {
     let Some(state) = error.code().map(|state| state.code()) else {
         return Failure::Lost(in_its_words(error));
     };
+    let failed = || Failed { code: code_of(error), ..in_its_words(error).into() };
     match (blame::of(state), state.get(..2).unwrap_or_default()) {
         // The session is gone, and the function may be what ended it.
         (Blame::Server, "08" | "57") => Failure::Lost(in_its_words(error)),
         (Blame::Server, _) => Failure::Away(in_its_words(error)),
         (Blame::Limit, _) => Failure::Limit(in_its_words(error)),
         // No such function, no right to it, a statement of it that is wrong whatever the rows are.
-        (Blame::Procedure, "42" | "3F") => Failure::Systemic(in_its_words(error)),
-        (Blame::Procedure, _) => Failure::Function(in_its_words(error)),
+        (Blame::Procedure, "42" | "3F") => Failure::Systemic(failed()),
+        (Blame::Procedure, _) => Failure::Function(failed()),
     }
 }

@@ -6,8 +6,10 @@ use super::{
     guard::Client,
     problem::Problem,
 };
+use crate::error_group::ErrorGroup;
 use crate::store::{
     batches::{self, Progress},
+    errors::{self, Group},
     listing::{self, Filter, RowPage, Which},
     steering::{self, Steer},
 };
@@ -60,19 +62,54 @@ pub(super) async fn find(api: &Api, id: i64) -> Result<Progress, Problem> {
     found.ok_or_else(|| Problem::not_found(&format!("batch {id}")))
 }
 
+#[derive(Debug, Serialize)]
+pub(super) struct Errors {
+    batch: i64,
+    generation: i32,
+    errors: Vec<Group>,
+}
+
+/// What its rows failed with, in groups.
+pub(super) async fn errors(
+    State(api): State<Api>,
+    place: Place,
+    mut query: Query,
+) -> Result<Json<Errors>, Problem> {
+    let id = place.id()?;
+    let generation = query.one("generation", number(1, i32::MAX));
+    let limit = query.one("limit", number(1, 1_000)).unwrap_or(20);
+    query.done()?;
+    let batch = find(&api, id).await?;
+    let errors = errors::of_batch(&**api.client().await?, id, generation, limit).await?;
+    Ok(Json(Errors { batch: id, generation: generation.unwrap_or(batch.generation), errors }))
+}
+
 pub(super) async fn rows(
     State(api): State<Api>,
     place: Place,
     mut query: Query,
 ) -> Result<Json<RowPage>, Problem> {
     let id = place.id()?;
-    let which = query.one("state", which).unwrap_or(Which::All);
+    let state = query.one("state", which);
+    let group = query.one("error", group).map(Which::InGroup);
+    let generation = query.one("generation", number(1, i32::MAX)).map(Which::FailedIn);
+    let asked: Vec<Which> = [state, group, generation].into_iter().flatten().collect();
+    if asked.len() > 1 {
+        query
+            .refuse("state", "goes with neither \"error\" nor \"generation\", and those not with each other");
+    }
+    let which = asked.first().copied().unwrap_or(Which::All);
     let from = query.one("from", number(1, i32::MAX)).unwrap_or(1);
     let limit = query.one("limit", number(1, 1_000)).unwrap_or(50);
     query.done()?;
     find(&api, id).await?;
     let page = listing::rows(&*api.client().await?, id, which, from, limit, api.page_bytes).await?;
     Ok(Json(page))
+}
+
+/// A group of errors.
+pub(super) fn group(text: &str) -> Result<ErrorGroup, String> {
+    text.parse()
 }
 
 fn which(text: &str) -> Result<Which, String> {

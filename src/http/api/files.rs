@@ -2,7 +2,7 @@
 
 use super::{
     Api,
-    batches::find,
+    batches::{find, group},
     fields::{Place, Query, one_of},
     guard::Client,
     problem::Problem,
@@ -102,9 +102,17 @@ pub(super) async fn rows(
     let id = place.id()?;
     let rows = query.one("rows", one_of(&["failed", "all"]));
     let format = query.one("format", one_of(&["csv", "ndjson", "spreadsheet"]));
+    let group = query.one("error", group);
+    if group.is_some() && rows.is_some() {
+        query.refuse("error", "does not go with \"rows\"");
+    }
     query.done()?;
     const CSV: &str = "text/csv; charset=utf-8";
-    let rows = if rows == Some("failed") { Rows::Failed } else { Rows::All };
+    let rows = match (rows, group) {
+        (_, Some(group)) => Rows::InGroup(group),
+        (Some("failed"), None) => Rows::Failed,
+        _ => Rows::All,
+    };
     let (format, media_type) = match format {
         Some("ndjson") => (Format::Ndjson, "application/x-ndjson"),
         Some("spreadsheet") => (Format::Csv(Cells::ForSpreadsheets), CSV),

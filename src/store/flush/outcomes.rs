@@ -1,6 +1,6 @@
 //! What became of some lines of a block, gathered for one write: sets and joined values, not a value for every row.
 
-use crate::{json::Json, lines::Lines};
+use crate::{error_group::ErrorGroup, json::Json, lines::Lines};
 use std::time::{Duration, Instant};
 
 /// A succeeded line that has something to store beside its success.
@@ -12,10 +12,29 @@ struct Stored {
     outputs: Option<Json>,
 }
 
+/// A line that failed, with what its handler leaves of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub line: i32,
     pub error: String,
+    pub code: Option<String>,
+    pub group: ErrorGroup,
+    pub result: Option<Json>,
+    /// Text for output files, as a JSON object by file name.
+    pub outputs: Option<Json>,
+}
+
+impl Failure {
+    /// With nothing but the text of an error.
+    pub fn plain(line: i32, error: String) -> Self {
+        let group = ErrorGroup::of(&error, None);
+        Self { line, error, code: None, group, result: None, outputs: None }
+    }
+
+    fn bytes(&self) -> usize {
+        let of = |json: &Option<Json>| json.as_ref().map_or(0, Json::len);
+        self.error.len() + of(&self.result) + of(&self.outputs)
+    }
 }
 
 /// A row to be added to the batch, and the line that asks for it.
@@ -66,8 +85,12 @@ impl Outcomes {
     }
 
     pub fn fail(&mut self, line: i32, error: String) {
-        self.bytes += error.len();
-        self.failures.push(Failure { line, error });
+        self.add_failure(Failure::plain(line, error));
+    }
+
+    pub fn add_failure(&mut self, failure: Failure) {
+        self.bytes += failure.bytes();
+        self.failures.push(failure);
     }
 
     /// A row for the batch, by a line whose outcome is here.
@@ -188,8 +211,8 @@ impl Outcomes {
         {
             part.succeed(line, result, outputs);
         }
-        for Failure { line, error } in self.failures.iter().filter(|f| bounds.contains(&f.line)).cloned() {
-            part.fail(line, error);
+        for failure in self.failures.iter().filter(|f| bounds.contains(&f.line)).cloned() {
+            part.add_failure(failure);
         }
         for Append { line, input } in self.appended.iter().filter(|a| bounds.contains(&a.line)).cloned() {
             part.append(line, input);

@@ -8,7 +8,7 @@ use super::{
     RowView, Which,
     sets::{Set, choose},
 };
-use crate::{json::Json, lines::Lines};
+use crate::{error_group::ErrorGroup, json::Json, lines::Lines};
 use futures::{TryStreamExt, pin_mut};
 use tokio_postgres::{Error, GenericClient, RowStream, Statement, types::ToSql};
 
@@ -71,6 +71,8 @@ impl Reader {
         if self.values == Values::All {
             let cut = self.add_results(client, &mut rows, (&sets, &chosen), most_bytes).await?;
             next = cut.or(next);
+            let cut = self.add_failures(client, &mut rows, (&sets, &chosen), most_bytes).await?;
+            next = cut.or(next);
         }
         let bytes: usize = rows.iter().map(RowView::weight).sum();
         let is_last = (chosen.len() as i64) < asked;
@@ -86,15 +88,20 @@ impl Reader {
     /// As many lines as should weigh a page, judged by what was read.
     fn adapt(&mut self, rows: i64, bytes: usize) {
         let fit = PAGE_BYTES as i64 * rows.max(1) / bytes.max(1) as i64;
-        let most = if matches!(self.which, Which::All | Which::Failed) { MOST_LINES } else { MOST_SETS };
+        let most =
+            if matches!(self.which, Which::All | Which::Failed | Which::InGroup(_) | Which::FailedIn(_)) {
+                MOST_LINES
+            } else {
+                MOST_SETS
+            };
         self.step = fit.clamp(1, self.step * GROWTH).min(most);
     }
 
     async fn find(&mut self, client: &impl GenericClient, from: i32, asked: i64) -> Result<Vec<Set>, Error> {
         let statement = self.statement(client, self.which.sql()).await?;
         let mut params: Vec<&(dyn ToSql + Sync)> = vec![&self.batch, &from, &asked];
-        let state = self.which.open_state();
-        params.extend(state.as_ref().map(|state| state as &(dyn ToSql + Sync)));
+        let which = self.which;
+        params.extend(which.fourth());
         Ok(client.query(&statement, &params).await?.iter().map(Set::read).collect())
     }
 
@@ -202,6 +209,46 @@ impl Reader {
         Ok(cut)
     }
 
+    /// Adds what is stored beside the errors of rows that failed, as [`Self::add_results`] does.
+    async fn add_failures(
+        &mut self,
+        client: &impl GenericClient,
+        rows: &mut Vec<RowView>,
+        (sets, chosen): (&[Set], &[(i32, usize)]),
+        most_bytes: usize,
+    ) -> Result<Option<i32>, Error> {
+        const SQL: &str = "SELECT f.line, f.error_group, f.error_code, f.result FROM musterd.failures f
+             WHERE f.batch_id = $1 AND f.line = ANY ($2::int[]) AND ($3::int IS NULL OR f.generation = $3)
+            UNION ALL
+            SELECT f.line, f.error_group, f.error_code, f.result FROM musterd.failures_history f
+             WHERE f.batch_id = $1 AND f.line = ANY ($2::int[]) AND f.generation = $3
+             ORDER BY line";
+        let lines: Vec<i32> = rows.iter().filter(|row| row.state == "failed").map(|row| row.line).collect();
+        if lines.is_empty() {
+            return Ok(None);
+        }
+        let generation = chosen.first().and_then(|(_, set)| sets[*set].generation);
+        let statement = self.statement(client, SQL).await?;
+        let params: [&(dyn ToSql + Sync); 3] = [&self.batch, &lines, &generation];
+        let found = client.query_raw(&statement, params).await?;
+        pin_mut!(found);
+        let mut bytes = 0;
+        while let Some(failure) = found.try_next().await? {
+            let line: i32 = failure.get(0);
+            let Ok(at) = rows.binary_search_by_key(&line, |row| row.line) else { continue };
+            let result: Option<Json> = failure.get(3);
+            bytes += result.as_ref().map_or(0, Json::len);
+            let row = &mut rows[at];
+            row.error_group = Some(ErrorGroup(failure.get(1)));
+            (row.error_code, row.result) = (failure.get(2), result);
+            if bytes > most_bytes && at + 1 < rows.len() {
+                rows.truncate(at + 1);
+                return Ok(line.checked_add(1));
+            }
+        }
+        Ok(None)
+    }
+
     async fn statement(
         &mut self,
         client: &impl GenericClient,
@@ -230,6 +277,8 @@ fn view(sets: &mut [Set], (line, set): (i32, usize), input: Json) -> RowView {
         state: set.state,
         attempt: set.attempt,
         error: set.error.take(),
+        error_group: None,
+        error_code: None,
         input,
         result: None,
         finished_at: set.finished_at,
@@ -265,6 +314,8 @@ mod tests {
             state: "succeeded",
             attempt: None,
             error: None,
+            error_group: None,
+            error_code: None,
             input,
             result: None,
             finished_at: None,

@@ -3,7 +3,7 @@
 use super::Which;
 use crate::{lines::Lines, store::moment};
 use jiff::Timestamp;
-use tokio_postgres::Row;
+use tokio_postgres::{Row, types::ToSql};
 
 /// Lines that have their fate in common.
 #[derive(Clone, Debug)]
@@ -18,6 +18,8 @@ pub(super) struct Set {
     pub(super) run_seconds: Option<f32>,
     /// The outcome that has their results, by its first line.
     pub(super) outcome: Option<i32>,
+    /// The generation of a failure, if it may be history.
+    pub(super) generation: Option<i32>,
 }
 
 impl Set {
@@ -31,6 +33,7 @@ impl Set {
             started_at: moment::maybe(row, "started_at"),
             run_seconds: row.get("run_seconds"),
             outcome: row.get("outcome"),
+            generation: row.try_get("generation").ok(),
         }
     }
 }
@@ -47,7 +50,7 @@ fn state(name: &str) -> &'static str {
 }
 
 impl Which {
-    /// The statement that finds the sets: $1 batch, $2 first line, $3 how many rows; of open rows $4 the state.
+    /// The statement that finds the sets: $1 batch, $2 first line, $3 how many rows; $4 the state, the group or the generation.
     pub(super) fn sql(self) -> &'static str {
         match self {
             Self::All => include_str!("../sql/rows_all.sql"),
@@ -60,15 +63,37 @@ impl Which {
                   WHERE f.batch_id = $1 AND f.line >= $2::int
                   ORDER BY f.line LIMIT $3::bigint"
             }
+            // By the index alone, until the lines are known.
+            Self::InGroup(_) => {
+                "SELECT 'failed' AS state, NULL::int AS outcome, f.attempt, f.error, f.finished_at, f.started_at, f.run_seconds,
+                        pg_catalog.int4multirange(pg_catalog.int4range(f.line, f.line + 1)) AS lines
+                   FROM (SELECT g.line FROM musterd.failures g
+                          WHERE g.batch_id = $1 AND g.line >= $2::int AND g.error_group = $4::int
+                          ORDER BY g.line LIMIT $3::bigint) g
+                   JOIN musterd.failures f ON f.batch_id = $1 AND f.line = g.line
+                  ORDER BY f.line"
+            }
+            Self::FailedIn(_) => {
+                "SELECT 'failed' AS state, NULL::int AS outcome, f.attempt, f.error, f.finished_at, f.started_at, f.run_seconds,
+                        pg_catalog.int4multirange(pg_catalog.int4range(f.line, f.line + 1)) AS lines, f.generation
+                   FROM (SELECT a.attempt, a.error, a.finished_at, a.started_at, a.run_seconds, a.line, a.generation FROM musterd.failures a
+                          WHERE a.batch_id = $1 AND a.line >= $2::int AND a.generation = $4::int
+                         UNION ALL
+                         SELECT a.attempt, a.error, a.finished_at, a.started_at, a.run_seconds, a.line, a.generation FROM musterd.failures_history a
+                          WHERE a.batch_id = $1 AND a.line >= $2::int AND a.generation = $4::int) f
+                  ORDER BY f.line LIMIT $3::bigint"
+            }
             Self::Aborted => include_str!("../sql/rows_aborted.sql"),
         }
     }
 
     /// What $4 is, where there is one.
-    pub(super) fn open_state(self) -> Option<&'static str> {
+    pub(super) fn fourth(&self) -> Option<&(dyn ToSql + Sync)> {
         match self {
-            Self::Queued => Some("queued"),
-            Self::Running => Some("running"),
+            Self::Queued => Some(&"queued"),
+            Self::Running => Some(&"running"),
+            Self::InGroup(group) => Some(&group.0),
+            Self::FailedIn(generation) => Some(generation),
             _ => None,
         }
     }
@@ -114,6 +139,7 @@ mod tests {
             started_at: None,
             run_seconds: None,
             outcome: None,
+            generation: None,
         }
     }
 

@@ -1,6 +1,6 @@
 -- Free blocks whose holders are dead; the caller has locked them in the statement before.
 --
--- $1 block ids, $2 tokens, $3 max_crashes, $4 tokens of blocks that are said to have been running. Answers with one row per block: batch, queue, lines freed, lines failed.
+-- $1 block ids, $2 tokens, $3 max_crashes, $4 tokens of blocks that are said to have been running, $5 the group of the error of a line that is failed. Answers with one row per block: batch, queue, lines freed, lines failed.
 --
 -- What had started is suspect: its open lines come back in eighths, so that the line that kills is soon alone. A single
 -- line with two deaths behind it is to run with nothing beside it, and only deaths in such an attempt count against it. What is said to
@@ -36,8 +36,8 @@ judged AS MATERIALIZED (
       FROM pieces p
       JOIN dead d ON d.id = p.id),
 failed AS (
-    INSERT INTO musterd.failures (batch_id, line, generation, attempt, error)
-    SELECT j.batch_id, pg_catalog.lower(j.lines), j.generation, j.attempt,
+    INSERT INTO musterd.failures (batch_id, line, generation, attempt, error_group, error)
+    SELECT j.batch_id, pg_catalog.lower(j.lines), j.generation, j.attempt, $5,
            pg_catalog.format('the worker process died %s times while it ran this row and nothing else (liveness.max_crashes)',
                              j.solo_crashes)
       FROM judged j

@@ -24,7 +24,10 @@ pub enum TaskEnd {
         /// A JSON array of uncles.
         after: Option<Json>,
     },
-    Failed(String),
+    Failed {
+        error: String,
+        result: Option<Json>,
+    },
     Retry {
         error: String,
         wait: Duration,
@@ -38,6 +41,13 @@ pub enum TaskEnd {
         wait: Duration,
         crashed: bool,
     },
+}
+
+impl TaskEnd {
+    /// With nothing but the text of an error.
+    pub fn failed(error: impl Into<String>) -> Self {
+        Self::Failed { error: error.into(), result: None }
+    }
 }
 
 /// What really became of a task that was still held.
@@ -160,8 +170,8 @@ impl<'a> Columns<'a> {
                     (result, spawn, after) = (given.as_ref(), children.as_ref(), uncles.as_ref());
                     "succeeded"
                 }
-                TaskEnd::Failed(reason) => {
-                    error = Some(reason.as_str());
+                TaskEnd::Failed { error: reason, result: given } => {
+                    (error, result) = (Some(reason.as_str()), given.as_ref());
                     "failed"
                 }
                 TaskEnd::Retry { error: reason, wait: seconds } => {

@@ -25,7 +25,7 @@ CREATE FUNCTION guard.was_moved() RETURNS trigger LANGUAGE plpgsql SECURITY DEFI
 BEGIN
     IF NOT EXISTS (SELECT FROM musterd.failures_history h JOIN musterd.batches b ON b.id = h.batch_id
                     WHERE h.batch_id = OLD.batch_id AND h.line = OLD.line AND h.generation = OLD.generation
-                      AND h.generation = b.generation AND b.summarized_at IS NOT NULL AND h.error = OLD.error) THEN
+                      AND h.redriven_in = b.generation + 1 AND b.summarized_at IS NOT NULL AND h.error = OLD.error) THEN
         RAISE EXCEPTION 'guard: not moved to the history: %', OLD USING ERRCODE = 'data_corrupted';
     END IF;
     RETURN NULL;
@@ -114,8 +114,8 @@ BEGIN
                                   finished_at)
     VALUES (p_batch, p_line * v_ok, gen_random_uuid(), 1, v_this, p_attempt,
             CASE v_ok WHEN 1 THEN musterd.line_set(ARRAY[p_line]) ELSE '{}' END, v_ok, 1 - v_ok, p_result::text, p_outputs::text, p_at);
-    INSERT INTO musterd.failures (batch_id, line, generation, attempt, error, finished_at)
-    SELECT p_batch, p_line, v_this, p_attempt, p_error, p_at WHERE v_ok = 0;
+    INSERT INTO musterd.failures (batch_id, line, generation, attempt, error_group, error, finished_at)
+    SELECT p_batch, p_line, v_this, p_attempt, hashtext(regexp_replace(p_error, '[0-9]+', '', 'g')), p_error, p_at WHERE v_ok = 0;
 END $$;";
 
 const TRIGGERS: &str = "
