@@ -645,19 +645,50 @@ COMMENT ON FUNCTION musterd.complete_parent_if_ready(bigint) IS
 
 -- ---------------------------------------------------------------------------------------------------- how it is run again
 
-CREATE FUNCTION musterd.reopen_failed_lines(p_batch musterd.batches) RETURNS int
+CREATE FUNCTION musterd.failed_lines(p_batch bigint, p_error_groups text[], p_lines int4multirange, p_input jsonb) RETURNS int4multirange
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    v_groups int[] := ARRAY (SELECT musterd.error_group_of(g) FROM unnest(p_error_groups) g);
+    v_lines  int4multirange;
+BEGIN
+    IF p_error_groups IS NULL AND p_lines IS NULL AND p_input IS NULL THEN
+        RETURN NULL;
+    END IF;
+    SELECT COALESCE(range_agg(int4range(f.line, f.line + 1)), '{}') INTO v_lines FROM musterd.failures f
+     WHERE f.batch_id = p_batch AND (p_error_groups IS NULL OR f.error_group = ANY (v_groups)) AND (p_lines IS NULL OR f.line <@ p_lines);
+    IF p_input IS NOT NULL AND NOT isempty(v_lines) THEN
+        SELECT COALESCE(range_agg(int4range(i.line, i.line + 1)), '{}') INTO v_lines
+          FROM (SELECT c.first_line + t.n::int - 1 AS line, t.input
+                  FROM musterd.chunks c CROSS JOIN LATERAL string_to_table(c.inputs, E'\n') WITH ORDINALITY t (input, n)
+                 WHERE c.batch_id = p_batch AND v_lines && int4range(c.first_line, c.last_line + 1)) i
+         -- An input is read only where its line was chosen.
+         WHERE CASE WHEN i.line <@ v_lines THEN i.input::jsonb @> p_input ELSE false END;
+    END IF;
+    RETURN v_lines;
+END $$;
+COMMENT ON FUNCTION musterd.failed_lines(bigint, text[], int4multirange, jsonb) IS
+    'Internal: the lines of a batch that failed with an error of one of these groups, are among these lines, and whose input contains this; '
+    'what is null leaves nothing out. Null: all that failed.';
+
+CREATE FUNCTION musterd.reopen_failed_lines(p_batch musterd.batches, p_lines int4multirange, OUT reopened int, OUT kept int)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_lines int4multirange;
 BEGIN
-    WITH moved AS (DELETE FROM musterd.failures f WHERE f.batch_id = p_batch.id RETURNING f.*),
+    WITH moved AS (DELETE FROM musterd.failures f WHERE f.batch_id = p_batch.id AND (p_lines IS NULL OR f.line <@ p_lines) RETURNING f.*),
     kept AS (INSERT INTO musterd.failures_history (batch_id, line, generation, attempt, error_group, error, error_code, result, outputs,
                                                   finished_at, started_at, run_seconds, redriven_in)
              SELECT m.batch_id, m.line, m.generation, m.attempt, m.error_group, m.error, m.error_code, m.result, m.outputs,
                     m.finished_at, m.started_at, m.run_seconds, p_batch.generation + 1 FROM moved m RETURNING line)
     SELECT COALESCE(range_agg(int4range(k.line, k.line + 1)), '{}') INTO v_lines FROM kept k;
-    RETURN musterd.reopen_lines(p_batch, v_lines, p_batch.generation + 1);
+    reopened := musterd.reopen_lines(p_batch, v_lines, p_batch.generation + 1);
+    kept := p_batch.failed - reopened;
+    IF kept > 0 THEN
+        -- Failures that stay count in the new generation, too. As old as the end before it: nothing was done for them now.
+        INSERT INTO musterd.outcomes (batch_id, first_line, token, part, generation, attempt, lines, succeeded, failed, finished_at)
+        VALUES (p_batch.id, 0, gen_random_uuid(), 1, p_batch.generation + 1, 1, '{}', 0, kept, p_batch.summarized_at);
+    END IF;
 END $$;
-COMMENT ON FUNCTION musterd.reopen_failed_lines(musterd.batches) IS
+COMMENT ON FUNCTION musterd.reopen_failed_lines(musterd.batches, int4multirange) IS
     'Internal: moves the failures of a batch, whose row the caller has locked, to the history, and makes free blocks of their '
-    'lines for the next generation. Returns how many lines.';
+    'lines for the next generation: of these lines, or of all. Failures that stay are counted in the next generation.';

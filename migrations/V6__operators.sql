@@ -252,15 +252,21 @@ COMMENT ON FUNCTION musterd.abort(bigint) IS
 
 -- ---------------------------------------------------------------------------------------------------------------- redrive
 
-CREATE FUNCTION musterd.redrive(id bigint) RETURNS text
+CREATE FUNCTION musterd.redrive(id bigint, error_groups text[] DEFAULT NULL, lines int4multirange DEFAULT NULL, input jsonb DEFAULT NULL,
+                                generation int DEFAULT NULL, context jsonb DEFAULT NULL, command text DEFAULT NULL,
+                                OUT state text, OUT redriven int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_task  musterd.task_records;
     v_batch musterd.batches;
-    v_lines int;
+    v_lines int4multirange;
+    v_kept  int;
 BEGIN
     PERFORM musterd.check_submitter(redrive.id);
+    IF redrive.command IS NOT NULL THEN
+        PERFORM musterd.check_name('command', redrive.command);
+    END IF;
     PERFORM 1 FROM musterd.batches b WHERE b.id = redrive.id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no batch %', redrive.id USING ERRCODE = 'no_data_found';
@@ -270,33 +276,101 @@ BEGIN
       WHERE t.id = (SELECT c.parent_id FROM musterd.task_records c WHERE c.id = redrive.id) FOR SHARE;
     v_task := musterd.lock_task(redrive.id);
     SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = redrive.id;
-    IF v_batch.summarized_at IS NULL THEN
-        RETURN CASE WHEN v_batch.aborting THEN 'aborting' ELSE v_task.state::text END;
+    redriven := 0;
+    IF redrive.generation <> v_batch.generation THEN
+        RAISE EXCEPTION 'batch % is in generation % by now, and generation % was to be redriven', redrive.id, v_batch.generation, redrive.generation
+            USING ERRCODE = 'check_violation', HINT = 'It was redriven since. Look at it, and ask for what failed in its current generation.';
+    ELSIF v_batch.summarized_at IS NULL THEN
+        state := CASE WHEN v_batch.aborting THEN 'aborting' ELSE v_task.state::text END;
+        RETURN;
     ELSIF v_batch.aborting THEN
         RAISE EXCEPTION 'batch % was aborted, which is for good', redrive.id
             USING ERRCODE = 'check_violation', HINT = 'Export its rows and submit them as a new batch.';
-    ELSIF v_batch.failed = 0 THEN
-        RETURN v_task.state;
+    END IF;
+    v_lines := musterd.failed_lines(redrive.id, redrive.error_groups, redrive.lines, redrive.input);
+    IF v_batch.failed = 0 OR isempty(v_lines) THEN
+        state := v_task.state;
+        RETURN;
     ELSIF EXISTS (SELECT FROM musterd.task_records p WHERE p.id = v_task.parent_id AND musterd.is_final(p.state)) THEN
         RAISE EXCEPTION 'batch % belongs to task %, which has ended', redrive.id, v_task.parent_id
             USING ERRCODE = 'check_violation', HINT = 'Export its failed rows and submit them as a new batch.';
     END IF;
 
-    v_lines := musterd.reopen_failed_lines(v_batch);
-    PERFORM musterd.record_event('redrive', p_batch => redrive.id,
-                                 p_detail => jsonb_build_object('rows', v_lines, 'generation', v_batch.generation + 1));
+    -- The record keeps the command that it was submitted with, by which its idempotency key is known.
+    v_batch.command := COALESCE(redrive.command, v_batch.command);
+    SELECT r.reopened, r.kept INTO redriven, v_kept FROM musterd.reopen_failed_lines(v_batch, v_lines) r;
+    PERFORM musterd.record_event('redrive', p_batch => redrive.id, p_detail => jsonb_strip_nulls(jsonb_build_object(
+        'rows', redriven, 'generation', v_batch.generation + 1, 'left', NULLIF(v_kept, 0), 'command', redrive.command)));
     UPDATE musterd.batches b
        SET generation = b.generation + 1, open = true, summarized_at = NULL, succeeded = NULL, failed = NULL, aborted = NULL,
-           forgiven = 0, turn = nextval('musterd.turns')
+           -- The failures that stay spend none of the budget.
+           forgiven = CASE WHEN v_kept = 0 THEN 0
+                           ELSE LEAST(v_kept + musterd.allowed_failures(b.rows, b.max_failed, b.max_failed_percent), 2000000000) END,
+           command = v_batch.command, turn = nextval('musterd.turns')
      WHERE b.id = redrive.id;
-    UPDATE musterd.task_records t SET state = 'running', result = NULL, error = NULL, finished_at = NULL WHERE t.id = redrive.id;
+    UPDATE musterd.task_records t
+       SET state = 'running', result = NULL, error = NULL, finished_at = NULL, payload = COALESCE(redrive.context, t.payload)
+     WHERE t.id = redrive.id;
     PERFORM pg_notify('musterd_wake', v_batch.queue);
-    RETURN 'running';
+    state := 'running';
 END $$;
-COMMENT ON FUNCTION musterd.redrive(bigint) IS
-    'Runs the failed rows of an ended batch again, from their first attempt: a new generation of it, which ends with an '
-    'on_done of its own. Rows that succeeded are left alone. Returns the state afterwards; a batch that has not ended, or has no failed '
-    'rows, is left as it is. Refused for one that was aborted and for a child of a task that has ended.';
+COMMENT ON FUNCTION musterd.redrive(bigint, text[], int4multirange, jsonb, int, jsonb, text) IS
+    'Runs failed rows of an ended batch again, from their first attempt: a new generation of it, which ends with an '
+    'on_done of its own. All of them, or those that failed with an error of one of these groups, are among these lines, and whose input '
+    'contains this. generation: only if the batch is still in it, so that a repeat is refused. context, command: what the rows run with '
+    'from now on. Rows that succeeded are left alone, and failures that were not asked for stay. Returns the state afterwards and how many rows run again; '
+    'a batch that has not ended, or has no such rows, is left as it is. Refused for one that was aborted and for a child of a task '
+    'that has ended.';
+
+CREATE FUNCTION musterd.redrive_preview(id bigint, error_groups text[] DEFAULT NULL, lines int4multirange DEFAULT NULL, input jsonb DEFAULT NULL,
+                                        OUT rows int, OUT first_lines int[], OUT groups jsonb)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_lines int4multirange := musterd.failed_lines(redrive_preview.id, redrive_preview.error_groups, redrive_preview.lines, redrive_preview.input);
+BEGIN
+    IF NOT musterd.may_see(redrive_preview.id) THEN
+        RAISE EXCEPTION 'no batch %', redrive_preview.id USING ERRCODE = 'no_data_found';
+    END IF;
+    WITH g AS MATERIALIZED (
+        SELECT f.error_group, count(*) AS number, min(f.line) AS first FROM musterd.failures f
+         WHERE f.batch_id = redrive_preview.id AND (v_lines IS NULL OR f.line <@ v_lines) GROUP BY f.error_group)
+    SELECT COALESCE(sum(g.number), 0), COALESCE((
+               SELECT jsonb_agg(jsonb_build_object('group', musterd.error_group_name(t.error_group), 'count', t.number) ORDER BY t.number DESC, t.first)
+                 FROM (SELECT * FROM g ORDER BY g.number DESC, g.first LIMIT 20) t), '[]')
+      INTO rows, groups FROM g;
+    first_lines := ARRAY (SELECT f.line FROM musterd.failures f
+                           WHERE f.batch_id = redrive_preview.id AND (v_lines IS NULL OR f.line <@ v_lines) ORDER BY f.line LIMIT 10);
+END $$;
+COMMENT ON FUNCTION musterd.redrive_preview(bigint, text[], int4multirange, jsonb) IS
+    'What redrive with these arguments would run again: how many rows, the first ten of their lines, and the twenty largest groups of their '
+    'errors. Changes nothing.';
+
+CREATE FUNCTION musterd.batch_redrives(p_batch bigint)
+RETURNS TABLE (generation int, redriven int, fixed int, same int, otherwise int, left_over int)
+LANGUAGE sql STABLE SECURITY DEFINER ROWS 2 SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+    WITH b AS MATERIALIZED (SELECT b.id, b.generation FROM musterd.batches b WHERE b.id = p_batch AND musterd.may_see(p_batch)),
+    h AS MATERIALIZED (
+        SELECT h.redriven_in AS generation, h.line, h.error_group, COALESCE(f.error_group, g.error_group) AS again
+          FROM b
+          JOIN musterd.failures_history h ON h.batch_id = b.id
+          LEFT JOIN musterd.failures f ON f.batch_id = b.id AND f.line = h.line AND f.generation = h.redriven_in
+          LEFT JOIN musterd.failures_history g ON g.batch_id = b.id AND g.line = h.line AND g.generation = h.redriven_in),
+    -- Of the current generation it is known only by what was written in it.
+    s AS MATERIALIZED (
+        SELECT (o.first_line - 1) / 10000 AS stripe, range_agg(l.lines) AS lines
+          FROM b JOIN musterd.outcomes o ON o.batch_id = b.id AND o.generation = b.generation AND o.first_line > 0
+         CROSS JOIN LATERAL unnest(o.lines) l (lines) GROUP BY 1)
+    SELECT h.generation, count(*)::int,
+           (count(*) FILTER (WHERE h.again IS NULL AND (h.generation < b.generation OR h.line <@ s.lines)))::int,
+           (count(*) FILTER (WHERE h.again = h.error_group))::int, (count(*) FILTER (WHERE h.again <> h.error_group))::int,
+           (count(*) FILTER (WHERE h.again IS NULL AND h.generation = b.generation AND (h.line <@ s.lines) IS NOT TRUE))::int
+      FROM b JOIN h ON true LEFT JOIN s ON s.stripe = (h.line - 1) / 10000
+     GROUP BY h.generation ORDER BY h.generation
+$$;
+COMMENT ON FUNCTION musterd.batch_redrives(bigint) IS
+    'What became of the rows that were run again, by generation: how many had failed before; are fixed; failed with an error of the same '
+    'group, or of another one; and have no outcome, because the batch still runs or was aborted.';
 
 -- ------------------------------------------------------------------------------------------------------- a task once more
 

@@ -7,6 +7,9 @@ use bytes::{Buf, BufMut, BytesMut};
 use std::{error::Error, fmt, ops::Range};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
+/// Ranges that a person may write.
+const MOST_RANGES: usize = 10_000;
+
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Lines(Vec<Range<i32>>);
 
@@ -20,6 +23,23 @@ impl Lines {
         let mut lines = Self::new();
         lines.add_range(first..last.saturating_add(1));
         lines
+    }
+
+    /// Lines as a person writes them: `5-90,200`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut lines = Self::new();
+        for piece in text.split(',') {
+            let (first, last) = piece.trim().split_once('-').unwrap_or((piece.trim(), piece.trim()));
+            let number = |text: &str| text.trim().parse::<i32>().ok().filter(|line| (1..i32::MAX).contains(line));
+            match (number(first), number(last)) {
+                (Some(first), Some(last)) if first <= last => lines.add_range(first..last + 1),
+                _ => return Err("expected lines such as 5-90,200".into()),
+            }
+            if lines.0.len() > MOST_RANGES {
+                return Err(format!("has more than {MOST_RANGES} ranges"));
+            }
+        }
+        Ok(lines)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -221,6 +241,14 @@ impl<'a> FromSql<'a> for Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_read_as_people_write_them() {
+        assert_eq!(Lines::parse("5-90,200, 7").unwrap().to_string(), "{[5,91),[200,201)}");
+        for bad in ["", "0", "5-", "9-3", "a", "1,,2", "-4", "1-2-3", "2147483647"] {
+            assert!(Lines::parse(bad).is_err(), "{bad}");
+        }
+    }
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 

@@ -56,6 +56,7 @@ mod suite {
     mod redis_failover;
     mod redis_input;
     mod redrive;
+    mod redrive_some;
     mod replicas;
     mod rollout;
     mod rotation;

@@ -7,6 +7,7 @@ mod export;
 mod follow;
 mod list;
 mod outputs;
+mod redrive;
 mod rows;
 mod show;
 mod steer;
@@ -54,8 +55,8 @@ pub(super) enum BatchCommand {
     Release(steer::Release),
     /// Add the rows of a file to a batch that is held or running.
     Append(append::Append),
-    /// Run the failed rows of an ended batch again, in place.
-    Redrive(steer::Redrive),
+    /// Run failed rows of an ended batch again, in place: all, or some of them.
+    Redrive(Box<redrive::Redrive>),
     /// Stop a batch for good: rows that have not ended are aborted.
     Abort(steer::Abort),
 }

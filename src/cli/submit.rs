@@ -82,14 +82,14 @@ pub(super) struct Submit {
     dry_run: bool,
 }
 
-pub(super) fn name(text: &str) -> Result<String, String> {
+pub(in crate::cli) fn name(text: &str) -> Result<String, String> {
     match queue::is_valid_name(text) {
         true => Ok(text.to_owned()),
         false => Err("a name is letters, digits and _-.: only, at most 100".into()),
     }
 }
 
-pub(super) fn context(text: &str) -> Result<Json, String> {
+pub(in crate::cli) fn context(text: &str) -> Result<Json, String> {
     check(text).map_err(|refusal| refusal.to_string())?;
     Ok(Json::from_text(text))
 }

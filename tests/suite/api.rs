@@ -137,7 +137,7 @@ async fn a_batch_is_held_appended_to_released_and_aborted() {
     assert_eq!(ended(&caller, &id).await["succeeded"], 3);
     caller.post(&at("append"), &csv, "a\n4\n").await.problem(409, "conflict");
     let nothing_failed = caller.post(&at("redrive"), &[], "").await.json(200);
-    assert_eq!(nothing_failed, json!({ "id": id, "state": "succeeded" }));
+    assert_eq!(nothing_failed, json!({ "id": id, "state": "succeeded", "rows": 0 }));
 
     let id = caller.post("/v1/batches?command=sleep", &[NDJSON], "1\n2").await.json(201)["id"].clone();
     let held = caller.post(&format!("/v1/batches/{id}/hold"), &[], "").await.json(200);

@@ -112,7 +112,7 @@ async fn rows_that_failed_alike_are_one_group_by_every_door() {
     assert_eq!(caller.get("/v1/errors?since=100h&command=work").await.json(200)["errors"][0]["count"], 44);
     let path = format!("/v1/batches/{batch}/rows?error={group}&from=6&limit=3");
     assert_eq!(caller.get(&path).await.json(200), page);
-    caller.get(&format!("/v1/batches/{batch}/rows?error=xyz")).await.problem(400, "invalid");
+    caller.get(&format!("/v1/batches/{batch}/rows?error=xyz")).await.problem(400, "invalid_request");
 }
 
 #[tokio::test(flavor = "multi_thread")]

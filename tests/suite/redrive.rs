@@ -35,7 +35,7 @@ async fn ended(client: &Client, rows: i32, more: &str) -> String {
 }
 
 fn redrive(id: &str) -> String {
-    format!("SELECT musterd.redrive({id})")
+    format!("SELECT state FROM musterd.redrive({id})")
 }
 
 const PROGRESS: &str =
@@ -132,7 +132,7 @@ async fn a_worker_runs_the_failed_rows_and_only_those_and_ends_the_batch_anew() 
         "{QUICK}{outputs}[handlers.work]\nkind = \"builtin\"\nbuiltin = \"echo\"\noutput = \"again.txt\"\n"
     );
     let config = TestConfig::new(&db, &toml);
-    let running = json!({ "id": id.parse::<i64>().unwrap(), "state": "running" });
+    let running = json!({ "id": id.parse::<i64>().unwrap(), "state": "running", "rows": 1_200 });
     assert_eq!(json_of(&config, &["batch", "redrive", &id]).await, running);
     let _daemon = Daemon::builder(&db, &toml).start();
     becomes(&client, PROGRESS, "succeeded|2|3600|0|0|3600|0|0").await;
@@ -143,6 +143,6 @@ async fn a_worker_runs_the_failed_rows_and_only_those_and_ends_the_batch_anew() 
     let told = "SELECT count(*) FROM musterd.tasks WHERE command = 'tell'";
     assert_eq!(value(&client, told).await, "2");
     assert_eq!(audit::violations(&client).await, Vec::<String>::new());
-    assert_eq!(said(&config, &["batch", "redrive", &id]).await, format!("batch {id}: succeeded\n"));
+    assert_eq!(said(&config, &["batch", "redrive", &id]).await, format!("batch {id}: succeeded, no failed row to run again\n"));
     assert!(refused(&config, &["batch", "redrive", "4711"]).await.contains("there is no batch 4711"));
 }

@@ -99,7 +99,7 @@ async fn rows_appended_beside_a_redrive_run_in_its_generation_or_are_refused() {
         let batch = ended_with_a_failure(&db, 3, "").await;
         let append = format!("SELECT musterd.append_rows({batch}, '[4, 5]'::jsonb)");
         schedule.run("operator", "BEGIN").await;
-        let redrive = format!("SELECT musterd.redrive({batch})");
+        let redrive = format!("SELECT state FROM musterd.redrive({batch})");
         assert_eq!(schedule.run("operator", &redrive).await.rows(), ["running"]);
         schedule.blocks("producer", &append).await;
         schedule.run("operator", end).await;
@@ -163,7 +163,7 @@ async fn a_budget_that_was_spent_in_an_older_generation_stops_nothing() {
             assert_eq!(write(&worker, success(&rest, [3], Some(Close::default()))).await, written(1));
             let closed = look(&worker, batch).await.unwrap();
             assert_eq!(complete(&mut worker, &closed).await, Completion::Completed);
-            assert_eq!(value(&client, &format!("SELECT musterd.redrive({batch})")).await, "running");
+            assert_eq!(value(&client, &format!("SELECT state FROM musterd.redrive({batch})")).await, "running");
             schedule.run("gate", "SELECT pg_advisory_unlock(21)").await;
         });
         assert_eq!(verdict.unwrap(), Budget::Within { may_fail: 0, has_failed: 0 }, "{action}");

@@ -73,7 +73,7 @@ async fn what_another_submitted_a_producer_can_neither_steer_nor_join_nor_see() 
         format!("SELECT musterd.abort({batch})"),
         format!("SELECT musterd.abort({task})"),
         format!("SELECT musterd.abort({child})"),
-        format!("SELECT musterd.redrive({batch})"),
+        format!("SELECT state FROM musterd.redrive({batch})"),
         format!("SELECT musterd.append_rows({batch}, '[3]'::jsonb)"),
         format!("SELECT musterd.spawn('c', '{{}}', {task})"),
         format!("SELECT musterd.submit_batch('work', '[1]'::jsonb, parent_id => {task})"),

@@ -1,12 +1,17 @@
 //! `musterd batch show`.
 
-use super::open;
+use super::{open, redrive};
 use crate::cli::{Exit, Global, screen};
 use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
 use indicatif::HumanBytes;
-use musterd::{config::Config, json::Json, liveness::redis, store::batches::Progress};
+use musterd::{
+    config::Config,
+    json::Json,
+    liveness::redis,
+    store::{batches::Progress, steering},
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,8 +38,16 @@ impl Show {
             return Ok(Exit::Done);
         }
         let (client, progress) = open(global, config, self.id).await?;
+        let detail = steering::detail(&*client, progress).await?;
         client.close().await;
-        summary(global, &progress)?;
+        if global.json {
+            screen::json(&detail)?;
+            return Ok(Exit::Done);
+        }
+        summary(global, &detail.progress)?;
+        for outcome in &detail.redrives {
+            screen::line(&redrive::told(outcome))?;
+        }
         Ok(Exit::Done)
     }
 }

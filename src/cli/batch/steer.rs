@@ -1,4 +1,4 @@
-//! `musterd batch hold | release | redrive | abort`: each prints the state afterwards.
+//! `musterd batch hold | release | abort`: each prints the state afterwards.
 
 use super::{find, open, show};
 use crate::cli::{Exit, Global, screen};
@@ -26,11 +26,6 @@ Examples:
   musterd batch hold 17
   musterd batch release 17";
 
-const REDRIVE_EXAMPLES: &str = "\
-Examples:
-  musterd batch redrive 17
-  musterd batch watch 17";
-
 const ABORT_EXAMPLES: &str = "\
 Examples:
   musterd batch abort 17
@@ -51,13 +46,6 @@ pub(in crate::cli) struct Release {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = REDRIVE_EXAMPLES)]
-pub(in crate::cli) struct Redrive {
-    /// The batch's id.
-    id: i64,
-}
-
-#[derive(Debug, Args)]
 #[command(after_help = ABORT_EXAMPLES)]
 pub(in crate::cli) struct Abort {
     /// The batch's id.
@@ -73,12 +61,6 @@ impl Hold {
 impl Release {
     pub(super) async fn execute(self, global: &Global, config: &Config) -> Result<Exit> {
         steer_and_show(global, config, self.id, Steer::Release).await
-    }
-}
-
-impl Redrive {
-    pub(super) async fn execute(self, global: &Global, config: &Config) -> Result<Exit> {
-        steer_and_show(global, config, self.id, Steer::Redrive).await
     }
 }
 

@@ -2,18 +2,25 @@
 
 use super::{
     Api,
-    fields::{Place, Query, id, name, number, one_of},
+    fields::{Object, Place, Query, id, name, number, one_of},
     guard::Client,
     problem::Problem,
+    upload::json_body,
 };
-use crate::error_group::ErrorGroup;
+use crate::{error_group::ErrorGroup, lines::Lines};
 use crate::store::{
     batches::{self, Progress},
     errors::{self, Group},
     listing::{self, Filter, RowPage, Which},
-    steering::{self, Steer},
+    steering::{self, Detail, Redrive, Steer},
 };
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, header},
+    response::{IntoResponse, Response},
+};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]
@@ -51,9 +58,10 @@ pub(super) async fn show(
     State(api): State<Api>,
     place: Place,
     query: Query,
-) -> Result<Json<Progress>, Problem> {
+) -> Result<Json<Detail>, Problem> {
     query.done()?;
-    find(&api, place.id()?).await.map(Json)
+    let progress = find(&api, place.id()?).await?;
+    Ok(Json(steering::detail(&**api.client().await?, progress).await?))
 }
 
 /// The batch, or that there is none.
@@ -146,8 +154,48 @@ pub(super) async fn redrive(
     place: Place,
     query: Query,
     client: Client,
-) -> Result<Json<Steered>, Problem> {
-    steer(&api, place, query, client, Steer::Redrive).await
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    query.done()?;
+    let id = place.id()?;
+    // Without a body: all that failed.
+    let (what, dry_run) = match headers.contains_key(header::CONTENT_TYPE) {
+        false => Default::default(),
+        true => {
+            let config = &api.config;
+            let body = json_body(&headers, body, config.max_body_bytes, config.body_timeout).await?;
+            redrive_of(&body)?
+        }
+    };
+    find(&api, id).await?;
+    let asks = api.client().await?;
+    Ok(match dry_run {
+        true => Json(steering::preview(&asks, id, &what).await?).into_response(),
+        false => Json(steering::redrive(&asks, id, &what, client.name()).await?).into_response(),
+    })
+}
+
+fn redrive_of(body: &[u8]) -> Result<(Redrive, bool), Problem> {
+    const MOST_GROUPS: usize = 1_000;
+    let mut object = Object::parse(body)?;
+    let groups = |texts: Vec<String>| -> Result<Vec<ErrorGroup>, String> {
+        match texts.len() <= MOST_GROUPS {
+            true => texts.iter().map(|text| group(text)).collect(),
+            false => Err(format!("must be at most {MOST_GROUPS} groups")),
+        }
+    };
+    let what = Redrive {
+        groups: object.one("errors", "an array of error groups", groups).unwrap_or_default(),
+        lines: object.text("lines", Lines::parse),
+        input: object.json("where"),
+        generation: object.one("generation", "a whole number", |n: i64| number(1, i32::MAX)(&n.to_string())),
+        context: object.json("context"),
+        command: object.text("command", name),
+    };
+    let dry_run = object.one("dry_run", "true or false", Ok).unwrap_or_default();
+    object.done()?;
+    Ok((what, dry_run))
 }
 
 /// Nothing more of it starts; it has ended when no worker holds a block of it. The answer does not wait for that.
