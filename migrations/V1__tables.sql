@@ -232,6 +232,10 @@ CREATE TABLE musterd.batches (
     on_done            text CHECK (length(on_done) BETWEEN 1 AND 200),
     on_budget          text CHECK (on_budget IN ('hold', 'abort')),
     forgiven           int NOT NULL DEFAULT 0,
+    canary             int CHECK (canary > 0),
+    canary_only        boolean NOT NULL DEFAULT false,
+    canary_report      jsonb,
+    auto_release       real CHECK (auto_release > 0 AND auto_release <= 100),
     outputs            jsonb,
     succeeded          int,
     failed             int,
@@ -248,6 +252,11 @@ COMMENT ON COLUMN musterd.batches.uid IS
     'under the old one must not be taken for the new one''s.';
 COMMENT ON COLUMN musterd.batches.forgiven IS
     'How many rows of this generation had failed when an operator released it from a spent budget; the next failure spends it again.';
+COMMENT ON COLUMN musterd.batches.canary IS 'So many rows run first, alone. Null: no canary.';
+COMMENT ON COLUMN musterd.batches.canary_only IS
+    'Only the rows of the canary may run: they are blocks, and nothing is carved. Until the canary was judged good, or an operator released the rest.';
+COMMENT ON COLUMN musterd.batches.canary_report IS 'How the canary ended; set once.';
+COMMENT ON COLUMN musterd.batches.auto_release IS 'The rest runs by itself when less than this percentage of the canary failed.';
 COMMENT ON COLUMN musterd.batches.open IS 'Rows may be carved. False while held, aborting or ended.';
 COMMENT ON COLUMN musterd.batches.aborting IS 'Abort was asked for; the batch ends when no block is owned any more.';
 COMMENT ON COLUMN musterd.batches.generation IS 'Raised when failed rows are driven again; a count of an older one is stale.';
@@ -264,7 +273,7 @@ COMMENT ON COLUMN musterd.batches.outputs IS 'The output files, as the completin
 COMMENT ON COLUMN musterd.batches.aborted IS 'rows - succeeded - failed, at the end; aborted rows have no result.';
 COMMENT ON COLUMN musterd.batches.summarized_at IS 'Set once per generation; with it the batch has ended.';
 
-CREATE INDEX batches_carve ON musterd.batches (queue, priority, turn) WHERE open AND next_line <= rows;
+CREATE INDEX batches_carve ON musterd.batches (queue, priority, turn) WHERE open AND next_line <= rows AND NOT canary_only;
 CREATE INDEX batches_unsummarized ON musterd.batches (id) WHERE summarized_at IS NULL;
 
 -- ------------------------------------------------------------------------------------------ chunks, blocks, outcomes, failures
@@ -516,8 +525,8 @@ COMMENT ON TABLE musterd.events IS
     'What operators did, and what Muster did without being asked: written in the transaction of the change by the function that '
     'makes it, and never changed. Nothing is written per row or per task. No role may insert here, update or delete.';
 COMMENT ON COLUMN musterd.events.kind IS
-    'By request: hold, release, abort, redrive, retry, pause, resume. By Muster: budget_hold, budget_abort, worker_dead, '
-    'lines_reopened, tickets_reissued, unbalanced.';
+    'By request: hold, release, abort, redrive, retry, pause, resume. By Muster: budget_hold, budget_abort, canary_hold, '
+    'canary_release, worker_dead, lines_reopened, tickets_reissued, unbalanced.';
 COMMENT ON COLUMN musterd.events.actor IS 'The login of the session.';
 COMMENT ON COLUMN musterd.events.client IS
     'The name of the API token that asked for it, as the HTTP API says. Only members of musterd_worker are believed.';

@@ -135,11 +135,18 @@ CREATE VIEW musterd.batches_over AS
 SELECT b.*
   FROM musterd.batches b
  WHERE b.summarized_at IS NULL
-   AND (b.aborting OR (b.open AND b.next_line > b.rows))
+   AND (b.aborting OR (b.open AND b.next_line > b.rows AND NOT b.canary_only))
    AND NOT EXISTS (SELECT FROM musterd.blocks k WHERE k.batch_id = b.id AND (k.worker IS NOT NULL OR NOT b.aborting));
 COMMENT ON VIEW musterd.batches_over IS
     'Batches in which nothing can change any more and which were not ended yet: every line was claimed and no block is left. '
     'The free blocks of one that is being aborted do not count; the end drops them.';
+
+CREATE VIEW musterd.canaries_over AS
+SELECT b.*
+  FROM musterd.batches b
+ WHERE b.summarized_at IS NULL AND b.canary_only AND b.canary_report IS NULL AND NOT b.aborting
+   AND NOT EXISTS (SELECT FROM musterd.blocks k WHERE k.batch_id = b.id);
+COMMENT ON VIEW musterd.canaries_over IS 'Batches whose canary has ended, and was not judged yet.';
 
 CREATE VIEW musterd.parents_over AS
 SELECT p.*
@@ -314,7 +321,8 @@ COMMENT ON FUNCTION musterd.batch_row(bigint, int) IS 'One line of a batch, as b
 
 CREATE VIEW musterd.batch_progress AS
 SELECT b.id,
-       musterd.shown_state(t.state, b.next_line, b.generation, b.aborting) AS state,
+       -- A canary may run behind a cursor that has not moved.
+       musterd.shown_state(t.state, CASE WHEN b.canary IS NULL THEN b.next_line ELSE 2 END, b.generation, b.aborting) AS state,
        b.rows,
        GREATEST(b.rows - d.succeeded - d.failed - h.running - e.aborted, 0) AS queued,
        h.running,
@@ -368,8 +376,15 @@ COMMENT ON VIEW musterd.recorded_lines IS
 
 -- -------------------------------------------------------------------------------------------------------- errors in groups
 
+CREATE FUNCTION musterd.count_errors(p_batch bigint, p_most int) RETURNS TABLE (error_group text, count bigint)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT musterd.error_group_name(f.error_group), count(*) FROM musterd.failures f WHERE f.batch_id = p_batch
+     GROUP BY f.error_group ORDER BY 2 DESC, min(f.line) LIMIT p_most
+$$;
+COMMENT ON FUNCTION musterd.count_errors(bigint, int) IS 'Internal: the largest groups of errors of a batch.';
+
 CREATE FUNCTION musterd.batch_errors(p_batch bigint, p_generation int DEFAULT NULL, p_most int DEFAULT 1000)
-RETURNS TABLE (error_group text, count bigint, share real, first_line int, last_line int, attempts int, error_code text, sample text)
+RETURNS TABLE (error_group text, count bigint, share float8, first_line int, last_line int, attempts int, error_code text, sample text)
 LANGUAGE sql STABLE SECURITY DEFINER ROWS 20 SET search_path = pg_catalog, pg_temp SET jit = off AS $$
     WITH b AS MATERIALIZED (SELECT p_batch AS id WHERE musterd.may_see(p_batch)),
     g AS MATERIALIZED (
@@ -385,7 +400,7 @@ LANGUAGE sql STABLE SECURITY DEFINER ROWS 20 SET search_path = pg_catalog, pg_te
                  WHERE f.generation = p_generation) h
          WHERE p_generation IS NOT NULL GROUP BY h.error_group),
     t AS MATERIALIZED (
-        SELECT g.*, (g.number / sum(g.number) OVER ())::real AS share FROM g ORDER BY g.number DESC, g.first LIMIT p_most)
+        SELECT g.*, (g.number / sum(g.number) OVER ())::float8 AS share FROM g ORDER BY g.number DESC, g.first LIMIT p_most)
     SELECT musterd.error_group_name(g.error_group), g.number, g.share, g.first, g.last, g.attempts,
            COALESCE(f.error_code, h.error_code), COALESCE(f.error, h.error)
       FROM t g
@@ -399,7 +414,7 @@ COMMENT ON FUNCTION musterd.batch_errors(bigint, int, int) IS
     'that generation, also those that were run again since. At most p_most groups. Of a batch that the caller may not read there are none.';
 
 CREATE FUNCTION musterd.errors(p_since timestamptz, p_command text DEFAULT NULL, p_most int DEFAULT 1000)
-RETURNS TABLE (command text, error_group text, count bigint, share real, batches bigint, first_batch bigint, last_batch bigint,
+RETURNS TABLE (command text, error_group text, count bigint, share float8, batches bigint, first_batch bigint, last_batch bigint,
                error_code text, sample text)
 LANGUAGE sql STABLE SECURITY DEFINER ROWS 20 SET search_path = pg_catalog, pg_temp SET jit = off AS $$
     WITH b AS MATERIALIZED (
@@ -418,7 +433,7 @@ LANGUAGE sql STABLE SECURITY DEFINER ROWS 20 SET search_path = pg_catalog, pg_te
                               WHERE f.batch_id = b.id AND NOT b.is_young AND f.finished_at >= p_since GROUP BY f.error_group) f),
     s AS MATERIALIZED (
         SELECT g.command, g.error_group, sum(g.number)::bigint AS number, count(*) AS batches, min(g.id) AS first, max(g.id) AS last,
-               (array_agg(g.first ORDER BY g.id DESC))[1] AS line, (sum(g.number) / sum(sum(g.number)) OVER ())::real AS share
+               (array_agg(g.first ORDER BY g.id DESC))[1] AS line, (sum(g.number) / sum(sum(g.number)) OVER ())::float8 AS share
           FROM g GROUP BY g.command, g.error_group ORDER BY sum(g.number) DESC, g.command, max(g.id) DESC LIMIT p_most)
     SELECT s.command, musterd.error_group_name(s.error_group), s.number, s.share, s.batches, s.first,
            s.last, f.error_code, f.error

@@ -313,11 +313,141 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION musterd.failed_now(musterd.batches) IS 'Internal: the rows of a batch that have failed in its current generation.';
 
+-- ------------------------------------------------------------------------------------------------- some rows first: a canary
+
+CREATE FUNCTION musterd.canary_size(p_rows text, p_of int) RETURNS int
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_size numeric;
+BEGIN
+    IF p_rows ~ '^[0-9]{1,9}$' THEN
+        v_size := p_rows::numeric;
+    ELSIF p_rows ~ '^[0-9]{1,3}(\.[0-9]{1,6})?%$' AND rtrim(p_rows, '%')::numeric <= 100 THEN
+        v_size := ceil(p_of * rtrim(p_rows, '%')::numeric / 100);
+    END IF;
+    IF v_size IS NULL OR (v_size < 1 AND p_of > 0) OR LEAST(v_size, p_of) > 1000000 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('canary is "%s"', left(p_rows, 100)),
+            HINT = 'It is a number of rows (50) or a share of them (2%), at least one row and at most 1,000,000.';
+    END IF;
+    RETURN LEAST(v_size, p_of);
+END $$;
+COMMENT ON FUNCTION musterd.canary_size(text, int) IS 'Internal: how many of the rows of a batch are its canary.';
+
+CREATE FUNCTION musterd.canary_limit(p_auto_release text) RETURNS real
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_percent text := substring(p_auto_release FROM '^ *failed *< *([0-9]{1,3}(?:\.[0-9]{1,6})?) *% *$');
+BEGIN
+    IF p_auto_release IS NOT NULL AND COALESCE(v_percent::real NOT BETWEEN 0.000001 AND 100, true) THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('auto_release is "%s"', left(p_auto_release, 100)), HINT = 'It is such as failed<0.5%: the share of the canary.';
+    END IF;
+    RETURN v_percent::real;
+END $$;
+COMMENT ON FUNCTION musterd.canary_limit(text) IS 'Internal: the percentage in a condition such as failed<0.5%.';
+
+CREATE FUNCTION musterd.open_rest(p_batch musterd.batches) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    v_size int := LEAST(COALESCE((SELECT q.block_size FROM musterd.queues q WHERE q.name = p_batch.queue), 500), 500);
+BEGIN
+    -- A canary of the first rows has moved the cursor behind itself. One that was spread leaves gaps that no cursor can follow.
+    IF p_batch.next_line = 1 THEN
+        WITH taken AS (
+            SELECT (l.line - 1) / v_size AS block, range_agg(int4range(l.line, l.line + 1)) AS lines
+              FROM (SELECT musterd.lines_of(k.lines) AS line FROM musterd.blocks k WHERE k.batch_id = p_batch.id
+                    UNION ALL
+                    SELECT generate_series(lower(r.lines), upper(r.lines) - 1) FROM musterd.recorded_lines r WHERE r.batch_id = p_batch.id) l
+             GROUP BY 1)
+        INSERT INTO musterd.blocks (batch_id, lines, rows, generation, queue, command, priority)
+        SELECT p_batch.id, x.lines, musterd.count_lines(x.lines), p_batch.generation, p_batch.queue, p_batch.command, p_batch.priority
+          FROM generate_series(0, (p_batch.rows - 1) / v_size) g
+          LEFT JOIN taken t ON t.block = g
+         CROSS JOIN LATERAL (SELECT int4multirange(int4range(g * v_size + 1, LEAST((g + 1) * v_size, p_batch.rows) + 1))
+                                    - COALESCE(t.lines, '{}') AS lines) x
+         WHERE NOT isempty(x.lines)
+         ORDER BY g;
+    END IF;
+    UPDATE musterd.batches b
+       SET canary_only = false, next_line = CASE WHEN p_batch.next_line = 1 THEN b.rows + 1 ELSE b.next_line END
+     WHERE b.id = p_batch.id;
+    PERFORM pg_notify('musterd_wake', p_batch.queue);
+END $$;
+COMMENT ON FUNCTION musterd.open_rest(musterd.batches) IS
+    'Internal: lets the rows behind the canary run, of a batch whose row the caller has locked.';
+
+CREATE FUNCTION musterd.report_canary(p_batch musterd.batches) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    v_seen   record;
+    v_rate   numeric;
+    v_rest   int;
+    v_bytes  bigint;
+    v_groups jsonb;
+BEGIN
+    SELECT COALESCE(sum(o.succeeded), 0)::int AS succeeded, COALESCE(sum(o.failed), 0)::int AS failed,
+           GREATEST(EXTRACT(EPOCH FROM max(o.finished_at) - min(COALESCE(o.started_at, o.finished_at))), 0.001) AS seconds,
+           COALESCE(sum(octet_length(o.outputs)), 0) AS bytes
+      INTO v_seen FROM musterd.outcomes o WHERE o.batch_id = p_batch.id;
+    SELECT v_seen.bytes + COALESCE(sum(octet_length(f.outputs::text)), 0) INTO v_bytes FROM musterd.failures f WHERE f.batch_id = p_batch.id;
+    v_rest := p_batch.rows - v_seen.succeeded - v_seen.failed;
+    v_rate := (v_seen.succeeded + v_seen.failed) / v_seen.seconds;
+    SELECT COALESCE(jsonb_agg(jsonb_build_object('group', e.error_group, 'count', e.count) ORDER BY e.count DESC), '[]') INTO v_groups
+      FROM musterd.count_errors(p_batch.id, 5) e;
+    RETURN jsonb_build_object(
+        'rows', v_seen.succeeded + v_seen.failed, 'succeeded', v_seen.succeeded, 'failed', v_seen.failed,
+        'seconds', round(v_seen.seconds, 3), 'rows_per_second', round(v_rate, 1), 'rest', v_rest,
+        'rest_seconds', CASE WHEN v_rate > 0 THEN round(v_rest / v_rate, 1) END, 'output_bytes', v_bytes,
+        'rest_output_bytes', CASE WHEN v_seen.succeeded + v_seen.failed > 0
+                                  THEN round(v_bytes * (v_rest::numeric / (v_seen.succeeded + v_seen.failed))) END,
+        'errors', v_groups);
+END $$;
+COMMENT ON FUNCTION musterd.report_canary(musterd.batches) IS
+    'Internal: how the canary of a batch ended, and what that says of the rest, if it runs as the canary did.';
+
+CREATE FUNCTION musterd.finish_canary(p_id bigint) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_batch  musterd.batches;
+    v_report jsonb;
+    v_good   boolean;
+BEGIN
+    PERFORM 1 FROM musterd.batches b WHERE b.id = p_id FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 'busy';
+    END IF;
+    SELECT b.* INTO v_batch FROM musterd.canaries_over o JOIN musterd.batches b ON b.id = o.id WHERE o.id = p_id;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    v_report := musterd.report_canary(v_batch);
+    v_good := v_batch.open AND COALESCE((v_report ->> 'failed')::int * 100.0 / v_batch.canary < v_batch.auto_release, false);
+    UPDATE musterd.batches b SET canary_report = v_report, open = v_good WHERE b.id = p_id;
+    IF v_good THEN
+        PERFORM musterd.open_rest(v_batch);
+    ELSE
+        UPDATE musterd.task_records t SET state = 'held' WHERE t.id = p_id;
+    END IF;
+    PERFORM musterd.record_event(CASE WHEN v_good THEN 'canary_release' ELSE 'canary_hold' END, p_batch => p_id,
+                                 p_detail => v_report - 'errors');
+    RETURN 'canary';
+END $$;
+COMMENT ON FUNCTION musterd.finish_canary(bigint) IS
+    'Internal: judges a canary that has ended, under the lock of its batch: the rest runs, or the batch is held with a report. busy: another '
+    'transaction has it locked. Null: it has not ended, or was judged.';
+
 CREATE FUNCTION musterd.check_budget(p_id bigint, OUT verdict text, OUT may_fail bigint, OUT has_failed bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_batch musterd.batches;
 BEGIN
+    IF EXISTS (SELECT FROM musterd.canaries_over b WHERE b.id = p_id) THEN
+        verdict := musterd.finish_canary(p_id);
+        IF verdict IS NOT NULL THEN
+            RETURN;
+        END IF;
+    END IF;
     FOR v_look IN 1..2 LOOP
         SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = p_id;
         IF NOT FOUND OR NOT v_batch.open OR v_batch.on_budget IS NULL THEN
@@ -354,7 +484,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.check_budget(bigint) IS
     'Stops a batch with on_budget that has more failed rows than it may have; decided under its lock, of the generation and the '
-    'rows it has then. held, aborting: done now. within: it may go on. closed: it is not open any more. busy: another '
+    'rows it has then. A canary that has ended is judged here, too: canary. held, aborting: done now. within: it may go on. closed: it is not open any more. busy: another '
     'transaction has it locked, ask again.';
 
 -- --------------------------------------------------------------------------------------------------- how it is audited
@@ -504,7 +634,7 @@ BEGIN
         RETURN 'open';  -- held
     ELSIF v_batch.aborting THEN
         PERFORM musterd.drop_free_blocks(p_id);
-    ELSIF v_batch.next_line <= v_batch.rows THEN
+    ELSIF v_batch.next_line <= v_batch.rows OR v_batch.canary_only THEN
         RETURN 'open';
     END IF;
     IF EXISTS (SELECT FROM musterd.blocks k WHERE k.batch_id = p_id) THEN

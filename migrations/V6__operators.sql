@@ -131,6 +131,10 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_batch musterd.batches;
 BEGIN
+    SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = p_id;
+    IF v_batch.canary_only AND v_batch.canary_report IS NOT NULL THEN
+        PERFORM musterd.open_rest(v_batch);
+    END IF;
     -- The failures so far are forgiven: a spent budget holds it again at the next one, not at the next look.
     UPDATE musterd.batches b
        SET open = true, forgiven = CASE WHEN b.on_budget IS NULL THEN b.forgiven ELSE musterd.failed_now(b)::int END
@@ -171,7 +175,8 @@ BEGIN
     RETURN (SELECT t.state FROM musterd.tasks t WHERE t.id = release.id);
 END $$;
 COMMENT ON FUNCTION musterd.release(bigint) IS
-    'Lets a held batch or task go. A batch that has nothing left to run ends. Returns the state afterwards.';
+    'Lets a held batch or task go. A batch that has nothing left to run ends. One whose canary has ended runs its other rows. Returns the '
+    'state afterwards.';
 
 -- ------------------------------------------------------------------------------------------------------------------ abort
 
@@ -249,6 +254,59 @@ COMMENT ON FUNCTION musterd.abort(bigint) IS
     'Stops a batch or a task for good, with its children. A batch closes at once and ends, as aborted, when no worker holds '
     'a block of it; rows without a result are then aborted. A task ends at once and whatever a worker still does for it is '
     'refused. Returns aborting, or the final state.';
+
+-- ----------------------------------------------------------------------------------------------------------------- canary
+
+CREATE FUNCTION musterd.canary(id bigint, rows text, sample boolean DEFAULT false, auto_release text DEFAULT NULL) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_task  musterd.task_records := musterd.lock_task(canary.id);
+    v_limit real := musterd.canary_limit(canary.auto_release);
+    v_batch musterd.batches;
+    v_size  int;
+    v_lines int4multirange;
+BEGIN
+    SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = canary.id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no batch %', canary.id USING ERRCODE = 'no_data_found';
+    END IF;
+    v_size := musterd.canary_size(canary.rows, v_batch.rows);
+    -- The repeat of a submission repeats this.
+    IF v_batch.canary = v_size AND v_batch.auto_release IS NOT DISTINCT FROM v_limit THEN
+        RETURN v_size;
+    ELSIF v_batch.canary IS NOT NULL OR v_batch.next_line > 1 OR v_batch.generation > 1 OR v_batch.aborting OR v_batch.summarized_at IS NOT NULL
+          AND v_batch.rows > 0 THEN
+        RAISE EXCEPTION 'batch % has begun', canary.id
+            USING ERRCODE = 'check_violation', HINT = 'A canary is chosen in the transaction that submits the batch, or while it is held and no row has run.';
+    ELSIF v_size = v_batch.rows THEN
+        -- Nothing would be held back.
+        RETURN v_size;
+    ELSIF canary.sample AND v_batch.rows > 50000000 THEN
+        RAISE EXCEPTION 'batch % has % rows', canary.id, v_batch.rows
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A sample is taken of at most 50,000,000 rows; without sample the first rows are the canary.';
+    END IF;
+    IF canary.sample THEN
+        -- One line out of each of as many equal parts.
+        SELECT range_agg(int4range(p.first + p.skip, p.first + p.skip + 1)) INTO v_lines
+          FROM (SELECT (i::bigint * v_batch.rows / v_size)::int + 1 AS first,
+                       floor(random() * ((i + 1)::bigint * v_batch.rows / v_size - i::bigint * v_batch.rows / v_size))::int AS skip
+                  FROM generate_series(0, v_size - 1) i) p;
+    ELSE
+        v_lines := int4multirange(int4range(1, v_size + 1));
+    END IF;
+    PERFORM musterd.reopen_lines(v_batch, v_lines, v_batch.generation);
+    UPDATE musterd.batches b
+       SET canary = v_size, canary_only = true, auto_release = v_limit, next_line = CASE WHEN canary.sample THEN 1 ELSE v_size + 1 END
+     WHERE b.id = canary.id;
+    PERFORM pg_notify('musterd_wake', v_batch.queue);
+    RETURN v_size;
+END $$;
+COMMENT ON FUNCTION musterd.canary(bigint, text, boolean, text) IS
+    'Has some rows of a batch run first, alone: a number (50) or a share (2%), the first ones or, with sample, spread over it. Then the batch is '
+    'held with a report, until release; with auto_release (failed<0.5%) the rest runs by itself if that is true of the canary. For a batch of '
+    'which no row has run: in the transaction of submit_batch, or while it is held. Returns how many rows the canary has; if that is all of them '
+    'there is none.';
 
 -- ---------------------------------------------------------------------------------------------------------------- redrive
 

@@ -72,7 +72,7 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan
 BEGIN
     RETURN LEAST(
         (SELECT b.priority FROM musterd.batches b
-          WHERE b.queue = p_queue AND b.open AND b.next_line <= b.rows AND b.command = ANY (p_row_commands)
+          WHERE b.queue = p_queue AND b.open AND b.next_line <= b.rows AND NOT b.canary_only AND b.command = ANY (p_row_commands)
             AND (p_scope IS NULL OR EXISTS (SELECT FROM musterd.task_records p WHERE p.id = b.id AND p.parent_id = p_scope))
           ORDER BY b.priority LIMIT 1),
         (SELECT f.priority FROM musterd.blocks f
@@ -588,7 +588,7 @@ COMMENT ON FUNCTION musterd.clean_session() IS
 CREATE FUNCTION musterd.batch_has_work_now(p_batch musterd.batches, p_row_commands text[]) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_batch.aborting
-        OR (p_batch.open AND p_batch.next_line <= p_batch.rows AND p_batch.command = ANY (p_row_commands))
+        OR (p_batch.open AND p_batch.next_line <= p_batch.rows AND NOT p_batch.canary_only AND p_batch.command = ANY (p_row_commands))
         OR EXISTS (SELECT FROM musterd.blocks k
                     WHERE k.batch_id = p_batch.id
                       AND (k.worker IS NOT NULL
@@ -647,7 +647,7 @@ BEGIN
             UNION ALL
             (SELECT b.id, b.priority FROM musterd.batches b JOIN musterd.task_records t ON t.id = b.id AND t.parent_id IS NULL
               WHERE b.queue = p_queue AND b.summarized_at IS NULL AND b.open
-                AND (b.next_line > 1 OR b.generation > 1) AND musterd.batch_has_work_now(b, p_row_commands)
+                AND (b.next_line > 1 OR b.generation > 1 OR b.canary_only) AND musterd.batch_has_work_now(b, p_row_commands)
               ORDER BY b.priority, b.id LIMIT 1)) s
      ORDER BY s.priority, s.id LIMIT 1;
     IF FOUND THEN
@@ -657,7 +657,7 @@ BEGIN
     -- None has: the next top-level task, or the next batch, whichever comes first.
     SELECT b.id, CASE WHEN p_any_priority THEN 0 ELSE b.priority END AS priority INTO v_batch
       FROM musterd.batches b JOIN musterd.task_records t ON t.id = b.id AND t.parent_id IS NULL
-     WHERE b.queue = p_queue AND b.open AND b.next_line <= b.rows AND b.command = ANY (p_row_commands)
+     WHERE b.queue = p_queue AND b.open AND b.next_line <= b.rows AND NOT b.canary_only AND b.command = ANY (p_row_commands)
      ORDER BY 2, b.id LIMIT 1;
     IF NOT FOUND OR NOT p_tasks THEN
         RETURN v_batch.id;

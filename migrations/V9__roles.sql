@@ -81,7 +81,7 @@ BEGIN
         GRANT USAGE ON SCHEMA musterd TO musterd_operator;
         PERFORM musterd.grant_reading('musterd_operator');
         PERFORM musterd.grant_functions('musterd_operator', ARRAY[
-            'hold', 'release', 'abort', 'redrive', 'retry_task', 'pause_queue', 'resume_queue']);
+            'hold', 'release', 'abort', 'canary', 'redrive', 'retry_task', 'pause_queue', 'resume_queue']);
     END IF;
     IF musterd.make_role('musterd_producer') THEN
         GRANT USAGE ON SCHEMA musterd TO musterd_producer;
@@ -91,7 +91,7 @@ BEGIN
                       on_child_failure, traceparent), SELECT (id) ON musterd.tasks TO musterd_producer;
         -- Not register_command: a registered procedure is what workers run. What it did not submit is refused by the functions.
         PERFORM musterd.grant_functions('musterd_producer', ARRAY[
-            'caller', 'enqueue', 'enqueue_many', 'enqueue_after', 'spawn', 'submit_batch', 'append_rows', 'hold', 'release', 'abort',
+            'caller', 'enqueue', 'enqueue_many', 'enqueue_after', 'spawn', 'submit_batch', 'append_rows', 'canary', 'hold', 'release', 'abort',
             'redrive', 'redrive_preview', 'set_result', 'batch_errors', 'batch_redrives', 'batch_row', 'batch_rows', 'errors', 'has_pending_children', 'has_failed_siblings']);
     END IF;
     IF musterd.make_role('musterd_worker') THEN

@@ -30,7 +30,8 @@ impl Lines {
         let mut lines = Self::new();
         for piece in text.split(',') {
             let (first, last) = piece.trim().split_once('-').unwrap_or((piece.trim(), piece.trim()));
-            let number = |text: &str| text.trim().parse::<i32>().ok().filter(|line| (1..i32::MAX).contains(line));
+            let number =
+                |text: &str| text.trim().parse::<i32>().ok().filter(|line| (1..i32::MAX).contains(line));
             match (number(first), number(last)) {
                 (Some(first), Some(last)) if first <= last => lines.add_range(first..last + 1),
                 _ => return Err("expected lines such as 5-90,200".into()),

@@ -14,6 +14,7 @@ mod suite {
     mod broken_ledger;
     mod budgets;
     mod canary;
+    mod canary_rows;
     mod claims;
     mod cli_config;
     mod cli_doctor;

@@ -107,6 +107,7 @@ async fn submit(client: &mut OneShot, path: &Path) -> Result<i64> {
         max_failed: MaxFailed::Rows(0),
         on_done: None,
         on_budget: None,
+        canary: None,
         traceparent: None,
     };
     let format = Format::Csv(CsvOptions::default());

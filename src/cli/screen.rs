@@ -59,8 +59,8 @@ pub(super) fn excerpt(text: &str) -> String {
 }
 
 /// A share of a whole, as a percentage.
-pub(super) fn share(share: f32) -> String {
-    format!("{:.1} %", f64::from(share) * 100.0)
+pub(super) fn share(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
 }
 
 /// Prints a line.

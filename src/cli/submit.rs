@@ -11,7 +11,7 @@ use indicatif::{HumanBytes, HumanCount};
 use musterd::{
     flow::{
         input::{Format, Limits, Reader, check, survey},
-        submit::{self, Given, MaxFailed, Meter, OnBudget, Order, Submitted},
+        submit::{self, Canary, Given, MaxFailed, Meter, OnBudget, Order, Submitted},
     },
     json::Json,
     queue,
@@ -27,6 +27,7 @@ Examples:
   musterd submit people.csv --command noop
   musterd submit orders.ndjson --command charge --idempotency-key orders-2026-11 --wait
   seq 1000 | musterd submit - --command echo --wait
+  musterd submit orders.csv --command charge --canary 2% --sample --auto-release 'failed<0.5%'
   musterd submit people.csv --command noop --dry-run
 
 CSV: the first line names the fields, every other line becomes an object of strings. NDJSON: one JSON value a line.
@@ -68,6 +69,15 @@ pub(super) struct Submit {
     /// What to do as soon as more rows have failed than that; left out, the batch runs to its end all the same.
     #[arg(long, value_name = "hold|abort")]
     on_budget: Option<OnBudget>,
+    /// Rows that run first, alone: a number, or a share such as 2%. Then the batch is held with a report; `release` goes on.
+    #[arg(long, value_name = "N|P%")]
+    canary: Option<String>,
+    /// Spread the canary over the file; left out, it is the first rows.
+    #[arg(long, requires = "canary")]
+    sample: bool,
+    /// Go on by itself if this is true of the canary, such as 'failed<0.5%'.
+    #[arg(long, value_name = "CONDITION", requires = "canary")]
+    auto_release: Option<String>,
     /// A command to enqueue once the batch is over.
     #[arg(long, value_name = "COMMAND", value_parser = name)]
     on_done: Option<String>,
@@ -134,6 +144,11 @@ impl Submit {
             max_failed: self.max_failed,
             on_done: self.on_done.clone(),
             on_budget: self.on_budget,
+            canary: self.canary.clone().map(|rows| Canary {
+                rows,
+                sample: self.sample,
+                auto_release: self.auto_release.clone(),
+            }),
             traceparent: self.traceparent.as_deref().and_then(Traceparent::parse),
         }
     }

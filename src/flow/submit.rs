@@ -65,8 +65,20 @@ pub struct Order {
     pub max_failed: MaxFailed,
     pub on_done: Option<String>,
     pub on_budget: Option<OnBudget>,
+    pub canary: Option<Canary>,
     /// Handed on to the handlers; not part of what makes two requests the same.
     pub traceparent: Option<Traceparent>,
+}
+
+/// Some rows that run first, alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Canary {
+    /// A number of rows, or a share of them such as `2%`.
+    pub rows: String,
+    /// Spread over the batch, not its first rows.
+    pub sample: bool,
+    /// The rest runs by itself if this is true of them, such as `failed<0.5%`.
+    pub auto_release: Option<String>,
 }
 
 /// What to do as soon as more rows have failed than a batch allows.
@@ -257,6 +269,7 @@ impl Order {
             format!("{:?}", self.max_failed),
             self.on_done,
             self.on_budget.map(OnBudget::as_str),
+            self.canary.as_ref().map(|c| (&c.rows, c.sample, &c.auto_release)),
         ]);
         hash.update(options.to_string());
         hash.update(b"\n");

@@ -230,7 +230,8 @@ fn completion(answer: &str) -> Completion {
     }
 }
 
-/// Of these scopes, those that are over and not finished, and those that may have used up their budget of failures.
+/// Of these scopes, those that are over and not finished; and those that may have used up their budget of failures, or whose canary
+/// has ended.
 pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Vec<i64>), Error> {
     const SQL: &str = "SELECT b.id, false AS budget,
                EXISTS (SELECT FROM musterd.outcomes o WHERE o.batch_id BETWEEN b.id AND b.id AND o.outputs IS NOT NULL) AS outputs
@@ -243,6 +244,8 @@ pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Ve
          WHERE p.id = ANY ($1) AND p.state = 'waiting'
            AND (p.aborting OR p.on_child_failure = 'abort_siblings'
                 OR EXISTS (SELECT FROM musterd.parents_over o WHERE o.id = p.id))
+        UNION ALL
+        SELECT b.id, true, false FROM musterd.canaries_over b WHERE b.id = ANY ($1)
         UNION ALL
         SELECT b.id, true, false
           FROM musterd.batches b
@@ -273,7 +276,7 @@ pub struct Over {
 pub async fn unfinished(client: &Object) -> Result<Vec<i64>, Error> {
     const SQL: &str =
         "SELECT b.id FROM musterd.batches_over b UNION ALL SELECT p.id FROM musterd.parents_over p
-         UNION ALL SELECT p.id FROM musterd.parents_aborting p UNION ALL SELECT u.id FROM musterd.uncles_ready u";
+         UNION ALL SELECT c.id FROM musterd.canaries_over c UNION ALL SELECT p.id FROM musterd.parents_aborting p UNION ALL SELECT u.id FROM musterd.uncles_ready u";
     let rows = client.query(SQL, &[]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }

@@ -133,7 +133,7 @@ const NOT_BEHIND_FREE: &str = "AND b.priority <= COALESCE((
      ORDER BY f.priority LIMIT 1), 2147483647)";
 const NOT_BEHIND_FRESH: &str = "AND f.priority <= COALESCE((
     SELECT c.priority FROM musterd.batches c
-     WHERE c.queue = $1 AND c.open AND c.next_line <= c.rows AND c.command = ANY ($4)
+     WHERE c.queue = $1 AND c.open AND c.next_line <= c.rows AND NOT c.canary_only AND c.command = ANY ($4)
      ORDER BY c.priority LIMIT 1), 2147483647)";
 
 static CARVE_SKIPPING: LazyLock<Variants> =

@@ -10,7 +10,7 @@ pub struct Group {
     pub group: String,
     pub count: i64,
     /// Of all rows that failed, from 0 to 1.
-    pub share: f32,
+    pub share: f64,
     pub first_line: i32,
     pub last_line: i32,
     /// The most that one of them had.
@@ -29,7 +29,7 @@ pub struct Common {
     pub command: String,
     pub group: String,
     pub count: i64,
-    pub share: f32,
+    pub share: f64,
     pub batches: i64,
     pub first_batch: i64,
     pub last_batch: i64,

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokio_postgres::{Error, GenericClient, Row};
 
 /// The kinds of events there are.
-pub const KINDS: [&str; 13] = [
+pub const KINDS: [&str; 15] = [
     "hold",
     "release",
     "abort",
@@ -16,6 +16,8 @@ pub const KINDS: [&str; 13] = [
     "resume",
     "budget_hold",
     "budget_abort",
+    "canary_hold",
+    "canary_release",
     "worker_dead",
     "lines_reopened",
     "tickets_reissued",

@@ -42,6 +42,8 @@ pub enum Budget {
     Within { may_fail: i64, has_failed: i64 },
     /// The batch gives out no more rows: it was stopped now or before.
     Stopped,
+    /// Its canary has ended and was judged now: the rest runs, or it is held.
+    Canary,
     /// Another transaction has the batch locked: ask again.
     Busy,
 }
@@ -60,6 +62,7 @@ pub async fn check_budget(client: &Object, batch: i64) -> Result<Budget, QueryEr
             }
         }
         "busy" => Budget::Busy,
+        "canary" => Budget::Canary,
         _ => Budget::Stopped,
     })
 }

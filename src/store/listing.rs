@@ -29,7 +29,7 @@ pub async fn batches(client: &Client, filter: &Filter) -> Result<Vec<Progress>, 
               JOIN musterd.task_records t ON t.id = b.id
              WHERE ($1::bigint IS NULL OR b.id < $1)
                AND ($2::text[] IS NULL
-                    OR musterd.shown_state(t.state, b.next_line, b.generation, b.aborting)::text = ANY ($2))
+                    OR musterd.shown_state(t.state, CASE WHEN b.canary IS NULL THEN b.next_line ELSE 2 END, b.generation, b.aborting)::text = ANY ($2))
                AND ($3::text IS NULL OR b.command = $3)
                AND ($4::text IS NULL OR b.queue = $4)
              ORDER BY b.id DESC

@@ -93,7 +93,7 @@ pub async fn unhandled(client: &impl GenericClient, queue: &str) -> Result<Vec<U
                AND NOT EXISTS (SELECT FROM musterd.task_claims c WHERE c.tasks @> t.id AND c.number = t.ticket)
             UNION ALL
             SELECT b.command, 0, b.rows - b.next_line + 1 FROM musterd.batches b
-             WHERE b.queue = $1 AND b.open AND b.next_line <= b.rows
+             WHERE b.queue = $1 AND b.open AND b.next_line <= b.rows AND NOT b.canary_only
             UNION ALL
             SELECT k.command, 0, k.rows
               FROM musterd.blocks k JOIN musterd.batches b ON b.id = k.batch_id AND b.open

@@ -138,8 +138,33 @@ pub struct Outcome {
 pub struct Detail {
     #[serde(flatten)]
     pub progress: Progress,
+    pub canary: Option<Canary>,
     /// What became of the rows that were run again, by generation.
     pub redrives: Vec<Outcome>,
+}
+
+/// Rows of a batch that run first, alone.
+#[derive(Clone, Debug, Serialize)]
+pub struct Canary {
+    pub rows: i32,
+    /// `running`, `held` when it has ended and the rest waits, `released`.
+    pub state: String,
+    /// In percent of its rows: with fewer failures the rest runs by itself.
+    pub auto_release: Option<f32>,
+    pub report: Option<Json>,
+}
+
+async fn canary(client: &impl GenericClient, id: i64) -> Result<Option<Canary>, Error> {
+    const SQL: &str = "SELECT b.canary, b.auto_release, b.canary_report,
+               CASE WHEN NOT b.canary_only THEN 'released' WHEN b.canary_report IS NULL THEN 'running' ELSE 'held' END
+          FROM musterd.batches b WHERE b.id = $1 AND b.canary IS NOT NULL";
+    let read = |row: tokio_postgres::Row| Canary {
+        rows: row.get(0),
+        auto_release: row.get(1),
+        report: row.get(2),
+        state: row.get(3),
+    };
+    Ok(client.query_opt(SQL, &[&id]).await?.map(read))
 }
 
 /// What a batch shows beside its progress.
@@ -148,7 +173,8 @@ pub async fn detail(client: &impl GenericClient, progress: Progress) -> Result<D
         1 => Vec::new(),
         _ => redrives(client, progress.id).await?,
     };
-    Ok(Detail { progress, redrives })
+    let canary = canary(client, progress.id).await?;
+    Ok(Detail { progress, canary, redrives })
 }
 
 /// What became of the rows of every redrive.

@@ -5,7 +5,7 @@ use crate::traceparent::Traceparent;
 use bytes::Bytes;
 use futures::{SinkExt, pin_mut};
 use tokio::sync::mpsc;
-use tokio_postgres::{Client, Error, IsolationLevel, Transaction, error::SqlState};
+use tokio_postgres::{Client, Error, IsolationLevel, Transaction, error::SqlState, types::ToSql};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SubmissionError {
@@ -201,5 +201,11 @@ async fn open(
         )
         .await
         .map_err(failed("open the batch"))?;
-    Ok(row.get(0))
+    let opened: i64 = row.get(0);
+    if let Some(canary) = order.canary.as_ref().filter(|_| opened == id) {
+        const CANARY: &str = "SELECT musterd.canary($1, $2, $3, $4)";
+        let params: [&(dyn ToSql + Sync); 4] = [&id, &canary.rows, &canary.sample, &canary.auto_release];
+        transaction.execute(CANARY, &params).await.map_err(failed("choose the canary"))?;
+    }
+    Ok(opened)
 }

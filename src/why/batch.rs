@@ -68,6 +68,7 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, seen: &Seen) -> Vec<R
             reasons.push(Reason::new("behind", sentence));
         }
     }
+    reasons.extend(canary(id, facts));
     reasons.extend(failing(id, facts));
     reasons.extend(backoff(facts));
     reasons.extend(alone(facts));
@@ -80,7 +81,7 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, seen: &Seen) -> Vec<R
     reasons.extend(seen.horizon.as_ref().map(long_transaction));
     let all_troubled = lane.troubled.len() as i64 >= lane.serving;
     let stuck = |reason: &Reason| match reason.code {
-        "failing" | "long_transaction" | "retrying" | "alone" => false,
+        "failing" | "long_transaction" | "retrying" | "alone" | "canary" => false,
         "handler_unavailable" => facts.recent == 0,
         "flushes_failing" => all_troubled,
         // The other blocks, and what waits, go on without that worker.
@@ -107,6 +108,15 @@ fn failing(id: i64, facts: &BatchFacts) -> Option<Reason> {
     let failed = rows(facts.failed, "row has", "rows have");
     let sentence = format!("{failed} failed, {} are allowed{}{last}", facts.allowed, forgiven(facts));
     Some(Reason::new("failing", sentence).advise(format!("musterd batch rows {id} --failed")))
+}
+
+/// A canary that runs; one that has ended is why the batch is held.
+fn canary(id: i64, facts: &BatchFacts) -> Option<Reason> {
+    let size = facts.canary.filter(|_| !facts.canary_over && !facts.aborting)?;
+    let left = (i64::from(size) - facts.done).max(0);
+    let sentence =
+        format!("batch {id} runs its canary of {size} rows first, of which {left} are left; the others wait");
+    Some(Reason::new("canary", sentence))
 }
 
 fn alone(facts: &BatchFacts) -> Option<Reason> {
@@ -168,6 +178,13 @@ fn rows(count: i64, one: &str, many: &str) -> String {
 }
 
 fn held(id: i64, facts: &BatchFacts) -> Reason {
+    if let Some(size) = facts.canary.filter(|_| facts.canary_over) {
+        let failed = rows(facts.failed, "row", "rows");
+        let sentence =
+            format!("batch {id} is held: its canary of {size} rows has ended, {failed} of it failed");
+        return Reason::new("canary_held", sentence)
+            .advise(format!("musterd batch show {id} has the report; then: musterd batch release {id}"));
+    }
     if facts.on_budget.as_deref() == Some("hold") && facts.failed > facts.may_fail() {
         let failed = rows(facts.failed, "row", "rows");
         let sentence = format!(

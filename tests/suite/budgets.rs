@@ -216,7 +216,10 @@ async fn the_failures_of_an_earlier_generation_spend_no_budget() {
     for generation in 1..=4 {
         let end = ended_in(&client, batch, generation).await;
         assert_eq!(end, ("succeeded".into(), 12, 8, 0), "generation {generation}");
-        assert_eq!(ask::<String>(&client, &format!("SELECT state FROM musterd.redrive({batch})")).await, "running");
+        assert_eq!(
+            ask::<String>(&client, &format!("SELECT state FROM musterd.redrive({batch})")).await,
+            "running"
+        );
     }
     ended_in(&client, batch, 5).await;
     let runs = script.runs();

@@ -143,6 +143,9 @@ async fn a_worker_runs_the_failed_rows_and_only_those_and_ends_the_batch_anew() 
     let told = "SELECT count(*) FROM musterd.tasks WHERE command = 'tell'";
     assert_eq!(value(&client, told).await, "2");
     assert_eq!(audit::violations(&client).await, Vec::<String>::new());
-    assert_eq!(said(&config, &["batch", "redrive", &id]).await, format!("batch {id}: succeeded, no failed row to run again\n"));
+    assert_eq!(
+        said(&config, &["batch", "redrive", &id]).await,
+        format!("batch {id}: succeeded, no failed row to run again\n")
+    );
     assert!(refused(&config, &["batch", "redrive", "4711"]).await.contains("there is no batch 4711"));
 }

@@ -13,7 +13,9 @@ use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::schedule::Schedule;
 use crate::suite::support::sql::{refusal, rows, value};
-use crate::suite::support::worker::{Script, Worker, assert_accounts_balance, end_of, progress, submit, succeeded};
+use crate::suite::support::worker::{
+    Script, Worker, assert_accounts_balance, end_of, progress, submit, succeeded,
+};
 
 /// A batch of 100,000 rows that has ended: every twentieth failed, in five groups of a thousand each.
 async fn large(client: &Client) -> i64 {
@@ -73,7 +75,9 @@ async fn one_group_of_a_thousand_runs_again_and_no_other_row() {
     assert_eq!(rows(&client, &told).await, ["2|1000|980|10|10|0"]);
     let shown = said(&config, &["batch", "show", &id]).await;
     assert!(
-        shown.contains("generation 2: of 1,000 that had failed 980 are fixed, 10 fail as before, 10 fail otherwise"),
+        shown.contains(
+            "generation 2: of 1,000 that had failed 980 are fixed, 10 fail as before, 10 fail otherwise"
+        ),
         "{shown}"
     );
     let then = json_of(&config, &["batch", "errors", &id, "--generation", "1"]).await;
@@ -82,7 +86,8 @@ async fn one_group_of_a_thousand_runs_again_and_no_other_row() {
     let now = json_of(&config, &["batch", "errors", &id, "--generation", "2"]).await;
     let counts: Vec<_> = now["errors"].as_array().unwrap().iter().map(|e| e["count"].clone()).collect();
     assert_eq!(counts, [10, 10]);
-    let page = json_of(&config, &["batch", "rows", &id, "--generation", "1", "--from", "90", "--limit", "2"]).await;
+    let page =
+        json_of(&config, &["batch", "rows", &id, "--generation", "1", "--from", "90", "--limit", "2"]).await;
     assert_eq!((&page["rows"][0]["line"], &page["rows"][0]["error"]), (&json!(100), &json!("error of 100")));
     assert_eq!(page["rows"][0]["error_group"], group);
 
@@ -107,7 +112,11 @@ async fn rows_are_chosen_by_line_and_input_and_run_with_a_fixed_handler() {
     assert_eq!(end_of(&client, batch).await, ("failed".into(), 0, 20, 0));
     worker.stop().await;
 
-    let daemon = Daemon::builder(&db, "[http]\nrate_limit = 0\n[handlers.fixed]\nkind = \"builtin\"\nbuiltin = \"echo\"\n").start();
+    let daemon = Daemon::builder(
+        &db,
+        "[http]\nrate_limit = 0\n[handlers.fixed]\nkind = \"builtin\"\nbuiltin = \"echo\"\n",
+    )
+    .start();
     daemon.wait_ready().await;
     let caller = Caller::of(&daemon);
     let path = format!("/v1/batches/{batch}/redrive");
@@ -115,14 +124,19 @@ async fn rows_are_chosen_by_line_and_input_and_run_with_a_fixed_handler() {
     let preview = caller.post(&path, &[JSON], &some(", \"dry_run\": true")).await.json(200);
     assert_eq!((&preview["rows"], &preview["first_lines"]), (&json!(3), &json!([4, 6, 8])));
     let fix = some(", \"generation\": 1, \"command\": \"fixed\", \"context\": {\"v\": 2}");
-    assert_eq!(caller.post(&path, &[JSON], &fix).await.json(200), json!({ "id": batch, "state": "running", "rows": 3 }));
+    assert_eq!(
+        caller.post(&path, &[JSON], &fix).await.json(200),
+        json!({ "id": batch, "state": "running", "rows": 3 })
+    );
     assert_eq!(end_of(&client, batch).await, ("failed".into(), 3, 17, 0));
     // The same request once more, because its answer was lost, say.
     let repeated = caller.post(&path, &[JSON], &fix).await.problem(409, "conflict");
     assert!(repeated["detail"].as_str().unwrap().contains("in generation 2 by now"), "{repeated}");
     let nothing = caller.post(&path, &[JSON], &some("")).await.json(200);
     assert_eq!(nothing, json!({ "id": batch, "state": "failed", "rows": 0 }), "those are fixed");
-    for wrong in [r#"{"lines": "8-3"}"#, r#"{"errors": ["x"]}"#, r#"{"generation": 0}"#, r#"{"line": "1"}"#, "[]"] {
+    for wrong in
+        [r#"{"lines": "8-3"}"#, r#"{"errors": ["x"]}"#, r#"{"generation": 0}"#, r#"{"line": "1"}"#, "[]"]
+    {
         caller.post(&path, &[JSON], wrong).await.problem(400, "invalid_request");
     }
     let kept = "SELECT b.command, t.command AS submitted, t.payload FROM musterd.batches b JOIN musterd.task_records t USING (id)";
@@ -130,7 +144,10 @@ async fn rows_are_chosen_by_line_and_input_and_run_with_a_fixed_handler() {
     let history = "SELECT line, generation, redriven_in FROM musterd.failures_history ORDER BY line";
     assert_eq!(rows(&client, history).await, ["4|1|2", "6|1|2", "8|1|2"]);
     let event = "SELECT detail FROM musterd.events WHERE kind = 'redrive'";
-    assert_eq!(value(&client, event).await, r#"{"left": 17, "rows": 3, "command": "fixed", "generation": 2}"#);
+    assert_eq!(
+        value(&client, event).await,
+        r#"{"left": 17, "rows": 3, "command": "fixed", "generation": 2}"#
+    );
     let bad = format!("SELECT * FROM musterd.redrive({batch}, ARRAY['nothex'])");
     assert!(refusal(&client, &bad).await.contains("is no group of errors"));
     drop(daemon);
@@ -141,20 +158,29 @@ async fn rows_are_chosen_by_line_and_input_and_run_with_a_fixed_handler() {
 async fn of_two_who_redrive_at_once_one_wins_and_appended_rows_join_its_generation() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let failing = Script::new(|call| async move { if call.line <= 2 { Outcome::Failed("no".into()) } else { succeeded() } });
+    let failing =
+        Script::new(
+            |call| async move { if call.line <= 2 { Outcome::Failed("no".into()) } else { succeeded() } },
+        );
     let worker = Worker::start(&db, "", &[("work", failing)]).await;
     let batch = submit(&client, "work", 6, "").await;
     end_of(&client, batch).await;
     worker.stop().await;
 
     let mut schedule = Schedule::new(&db, &["a", "b", "producer"]).await;
-    let redrive = |line: i32| format!("SELECT state, redriven FROM musterd.redrive({batch}, lines => '{{[{line},{}]}}')", line);
+    let redrive = |line: i32| {
+        format!("SELECT state, redriven FROM musterd.redrive({batch}, lines => '{{[{line},{}]}}')", line)
+    };
     schedule.run("a", "BEGIN").await;
     assert_eq!(schedule.run("a", &redrive(1)).await.rows(), ["running|1"]);
     schedule.blocks("b", &redrive(2)).await;
     schedule.blocks("producer", &format!("SELECT musterd.append_rows({batch}, '[7]'::jsonb)")).await;
     schedule.run("a", "COMMIT").await;
-    assert_eq!(schedule.resumes("b").await.rows(), ["running|0"], "it runs: nothing of the second call is done");
+    assert_eq!(
+        schedule.resumes("b").await.rows(),
+        ["running|0"],
+        "it runs: nothing of the second call is done"
+    );
     assert_eq!(schedule.resumes("producer").await.rows(), ["7"]);
     // A hold and a release do not bring the other failure back.
     assert_eq!(value(&client, &format!("SELECT musterd.hold({batch})")).await, "held");
@@ -172,7 +198,11 @@ async fn of_two_who_redrive_at_once_one_wins_and_appended_rows_join_its_generati
 async fn failures_that_stay_spend_nothing_of_the_budget() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let failing = || Script::new(|call| async move { if call.line <= 2 || call.line > 6 { Outcome::Failed("no".into()) } else { succeeded() } });
+    let failing = || {
+        Script::new(|call| async move {
+            if call.line <= 2 || call.line > 6 { Outcome::Failed("no".into()) } else { succeeded() }
+        })
+    };
     let worker = Worker::start(&db, "", &[("work", failing())]).await;
     let batch = submit(&client, "work", 6, "max_failed => 2, on_budget => 'abort'").await;
     assert_eq!(end_of(&client, batch).await, ("succeeded".into(), 4, 2, 0));

@@ -161,7 +161,10 @@ async fn a_replica_that_knows_only_the_older_schema_works_on_while_it_grows() {
     for id in [failing, empty] {
         assert_eq!(ledger.end_of(id, SOON).await.state, "succeeded");
     }
-    assert_eq!(ask::<String>(&ledger.client, &format!("SELECT state FROM musterd.redrive({failing})")).await, "running");
+    assert_eq!(
+        ask::<String>(&ledger.client, &format!("SELECT state FROM musterd.redrive({failing})")).await,
+        "running"
+    );
     assert_eq!(ledger.end_of(failing, SOON).await.failed, 3);
     eventually(SOON, "every task ends", async || {
         let open = "SELECT count(*) FROM musterd.tasks WHERE state NOT IN ('succeeded', 'failed', 'aborted')";

@@ -163,7 +163,10 @@ async fn a_budget_that_was_spent_in_an_older_generation_stops_nothing() {
             assert_eq!(write(&worker, success(&rest, [3], Some(Close::default()))).await, written(1));
             let closed = look(&worker, batch).await.unwrap();
             assert_eq!(complete(&mut worker, &closed).await, Completion::Completed);
-            assert_eq!(value(&client, &format!("SELECT state FROM musterd.redrive({batch})")).await, "running");
+            assert_eq!(
+                value(&client, &format!("SELECT state FROM musterd.redrive({batch})")).await,
+                "running"
+            );
             schedule.run("gate", "SELECT pg_advisory_unlock(21)").await;
         });
         assert_eq!(verdict.unwrap(), Budget::Within { may_fail: 0, has_failed: 0 }, "{action}");

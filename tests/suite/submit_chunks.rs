@@ -25,6 +25,7 @@ fn order(idempotency_key: Option<&str>) -> Order {
         max_failed: MaxFailed::Rows(0),
         on_done: None,
         on_budget: None,
+        canary: None,
         traceparent: None,
     }
 }

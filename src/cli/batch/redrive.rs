@@ -70,7 +70,10 @@ impl Redrive {
             let rows = screen::counted(redriven.rows.into(), "row runs", "rows run");
             screen::line(&format!("batch {id}: {rows} again, in generation {}", progress.generation + 1))?;
         } else if !progress.is_over() {
-            bail!("batch {id} is {}: only one that has ended is redriven, and nothing was changed", redriven.state);
+            bail!(
+                "batch {id} is {}: only one that has ended is redriven, and nothing was changed",
+                redriven.state
+            );
         } else {
             screen::line(&format!("batch {id}: {}, no failed row to run again", redriven.state))?;
         }

@@ -12,6 +12,7 @@ use musterd::{
     liveness::redis,
     store::{batches::Progress, steering},
 };
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,10 +46,42 @@ impl Show {
             return Ok(Exit::Done);
         }
         summary(global, &detail.progress)?;
+        if let Some(canary) = &detail.canary {
+            tell(canary)?;
+        }
         for outcome in &detail.redrives {
             screen::line(&redrive::told(outcome))?;
         }
         Ok(Exit::Done)
+    }
+}
+
+/// How the canary ended, and what that says of the rest.
+fn tell(canary: &steering::Canary) -> Result<()> {
+    let Some(report) = &canary.report else {
+        return screen::line(&format!(
+            "canary: {} rows run first, the others wait",
+            screen::grouped(canary.rows)
+        ));
+    };
+    let report: serde_json::Value = serde_json::from_str(report.text())?;
+    let number = |key: &str| screen::grouped(report[key].as_i64().unwrap_or_default());
+    let per_second = report["rows_per_second"].as_f64().unwrap_or_default();
+    screen::line(&format!(
+        "canary: {} rows, {} failed, {per_second} rows/s",
+        number("rows"),
+        number("failed")
+    ))?;
+    for group in report["errors"].as_array().into_iter().flatten() {
+        screen::line(&format!("  error group {}: {}", screen::value(&group["group"]), group["count"]))?;
+    }
+    let seconds = Duration::from_secs_f64(report["rest_seconds"].as_f64().unwrap_or_default().ceil());
+    let outputs = HumanBytes(report["rest_output_bytes"].as_f64().unwrap_or_default() as u64);
+    let (rest, time) = (number("rest"), humantime::format_duration(seconds));
+    screen::line(&format!("  at that rate the other {rest} rows take {time} and have {outputs} of outputs"))?;
+    match canary.state.as_str() {
+        "held" => screen::line("  the others wait: musterd batch release"),
+        _ => Ok(()),
     }
 }
 

@@ -199,6 +199,11 @@ impl Desk {
                         self.rested(id);
                         self.ask(id);
                     }
+                    Ok(Budget::Canary) => {
+                        tracing::info!(batch = id, "the canary of a batch has ended");
+                        self.rested(id);
+                        self.ask(id);
+                    }
                     Ok(Budget::Within { .. }) => self.rested(id),
                     Err(error) => {
                         tracing::warn!(batch = id, error = describe(&error), "a budget could not be checked");
@@ -321,7 +326,7 @@ async fn sort(completer: Completer, asked: BTreeSet<i64>) -> Done {
     Done::Sorted { asked, found }
 }
 
-/// Stops a batch whose budget is spent; it does not wait for a lock.
+/// Stops a batch whose budget is spent, and judges a canary that has ended; it does not wait for a lock.
 async fn check_budget(completer: Completer, id: i64) -> Done {
     let answer = async { facts::check_budget(&completer.store.general.get().await?, id).await }.await;
     Done::Budget { id, answer }

@@ -80,7 +80,7 @@ impl Work<'_> {
                 || async { facts_of_batch::check_budget(&bench.store.general.get().await?, batch).await };
             match bench.patiently(cancel, "budget", look).await {
                 Some(Budget::Within { may_fail, has_failed }) => brake.looked(may_fail, has_failed),
-                Some(Budget::Stopped) => return Some(End::GiveBack),
+                Some(Budget::Stopped | Budget::Canary) => return Some(End::GiveBack),
                 // The row is locked by another transaction: this block does not wait for it.
                 Some(Budget::Busy) => {
                     self.close.rest_after = REST;

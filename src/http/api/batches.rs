@@ -7,13 +7,13 @@ use super::{
     problem::Problem,
     upload::json_body,
 };
-use crate::{error_group::ErrorGroup, lines::Lines};
 use crate::store::{
     batches::{self, Progress},
     errors::{self, Group},
     listing::{self, Filter, RowPage, Which},
     steering::{self, Detail, Redrive, Steer},
 };
+use crate::{error_group::ErrorGroup, lines::Lines};
 use axum::{
     Json,
     body::Body,

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     flow::{
         input::{CsvOptions, Format},
-        submit::{self, Given, MaxFailed, Meter, OnBudget, Order},
+        submit::{self, Canary, Given, MaxFailed, Meter, OnBudget, Order},
     },
     json::Json,
     store::batches,
@@ -69,6 +69,20 @@ pub(super) async fn append(
     Ok(Answer(appended).into_response())
 }
 
+/// What is wrong with one is said by the database, which knows how many rows there are.
+fn canary(query: &mut Query) -> Option<Canary> {
+    let word = |text: &str| match text.len() <= 100 && !text.chars().any(char::is_control) {
+        true => Ok(text.to_owned()),
+        false => Err("is too long, or has a control character in it".to_owned()),
+    };
+    let rows = query.one("canary", word);
+    let (sample, auto_release) = (query.flag("sample"), query.one("auto_release", word));
+    if rows.is_none() && (sample || auto_release.is_some()) {
+        query.refuse("canary", "is required beside \"sample\" and \"auto_release\"");
+    }
+    rows.map(|rows| Canary { rows, sample, auto_release })
+}
+
 fn order(query: &mut Query, headers: &HeaderMap) -> Result<Order, Problem> {
     Ok(Order {
         command: query.required("command", name),
@@ -82,6 +96,7 @@ fn order(query: &mut Query, headers: &HeaderMap) -> Result<Order, Problem> {
         max_failed: query.one("max_failed", max_failed).unwrap_or(MaxFailed::Rows(0)),
         on_done: query.one("on_done", name),
         on_budget: query.one("on_budget", |text| text.parse::<OnBudget>()),
+        canary: canary(query),
         traceparent: traceparent(headers),
     })
 }

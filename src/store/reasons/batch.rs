@@ -19,6 +19,9 @@ pub struct BatchFacts {
     pub aborting: bool,
     pub rows: i32,
     pub carved: i32,
+    /// The rows of the canary, as long as nothing else may run; and whether they have ended.
+    pub canary: Option<i32>,
+    pub canary_over: bool,
     pub done: i64,
     pub failed: i64,
     pub allowed: i64,
@@ -72,6 +75,8 @@ impl BatchFacts {
             aborting: row.get("aborting"),
             rows: row.get("rows"),
             carved: row.get("carved"),
+            canary: row.get::<_, Option<i32>>("canary").filter(|_| row.get("canary_only")),
+            canary_over: row.get("canary_over"),
             done: row.get("done"),
             failed: row.get("failed"),
             allowed: row.get("allowed"),
@@ -102,14 +107,14 @@ impl BatchFacts {
 pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchFacts>, Error> {
     const SQL: &str = concat!(
         "SELECT p.state::text AS state, b.queue, b.command, b.priority, t.parent_id, b.open, b.aborting, b.rows,
-               b.next_line - 1 AS carved, (p.succeeded + p.failed + p.aborted)::bigint AS done, p.failed::bigint AS failed,
+               CASE WHEN b.canary_only THEN b.rows ELSE b.next_line - 1 END AS carved, b.canary_only, b.canary, b.canary_report IS NOT NULL AS canary_over, (p.succeeded + p.failed + p.aborted)::bigint AS done, p.failed::bigint AS failed,
                musterd.allowed_failures(b.rows, b.max_failed, b.max_failed_percent) AS allowed, b.forgiven::bigint AS forgiven,
                b.on_budget, t.error, k.*, y.recent,
                EXTRACT(EPOCH FROM pg_catalog.now() - GREATEST(y.latest, t.run_at))::float8 AS quiet,
                EXISTS (SELECT FROM musterd.batches_over o WHERE o.id = b.id) AS over,
                EXISTS (SELECT FROM musterd.outcomes o WHERE o.batch_id BETWEEN b.id AND b.id AND o.outputs IS NOT NULL) AS outputs,
                (SELECT pg_catalog.count(*) FROM musterd.batches o
-                 WHERE o.queue = b.queue AND o.open AND o.next_line <= o.rows AND o.priority < b.priority) AS ahead
+                 WHERE o.queue = b.queue AND o.open AND o.next_line <= o.rows AND NOT o.canary_only AND o.priority < b.priority) AS ahead
           FROM musterd.batches b
           JOIN musterd.task_records t ON t.id = b.id
           JOIN musterd.batch_progress p ON p.id = b.id

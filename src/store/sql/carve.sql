@@ -16,7 +16,7 @@ WITH s AS MATERIALIZED (
 best AS MATERIALIZED (
     SELECT b.id, b.uid, b.generation, b.next_line, b.rows, b.command, b.priority, b.turn
       FROM musterd.batches b, s
-     WHERE b.queue = $1 AND b.open AND b.next_line <= b.rows AND b.command = ANY ($4::text[])
+     WHERE b.queue = $1 AND b.open AND b.next_line <= b.rows AND NOT b.canary_only AND b.command = ANY ($4::text[])
        AND NOT EXISTS (SELECT FROM musterd.paused_queues q WHERE q.name = $1)
        AND ($8::bigint IS NULL OR b.id = $8
             OR EXISTS (SELECT FROM musterd.task_records p WHERE p.id = b.id AND p.parent_id = $8))

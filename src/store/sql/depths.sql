@@ -12,7 +12,7 @@ SELECT q.name AS queue,
        SELECT pg_catalog.sum(o.rows)::bigint AS rows,
               (SELECT pg_catalog.min(p.run_at) FROM musterd.task_records p WHERE p.id = pg_catalog.min(o.id)) AS oldest
          FROM (SELECT c.id, c.rows - c.next_line + 1 AS rows FROM musterd.batches c
-                WHERE c.queue = q.name AND c.open AND c.next_line <= c.rows LIMIT $2) o) b
+                WHERE c.queue = q.name AND c.open AND c.next_line <= c.rows AND NOT c.canary_only LIMIT $2) o) b
  CROSS JOIN LATERAL (
        SELECT pg_catalog.sum(o.rows)::bigint AS rows,
               pg_catalog.min(o.available_at) FILTER (WHERE o.available_at <= pg_catalog.now()) AS oldest

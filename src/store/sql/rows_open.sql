@@ -16,6 +16,12 @@ UNION ALL
   WHERE k.batch_id = $1 AND (k.worker IS NOT NULL) = ($4 = 'running') AND pg_catalog.lower(k.lines) > $2
   ORDER BY pg_catalog.lower(k.lines) LIMIT $3::bigint)
 UNION ALL
-SELECT $4, NULL, pg_catalog.int4multirange(pg_catalog.int4range(b.next_line, b.rows + 1)), NULL, NULL, NULL, NULL, NULL
+SELECT $4, NULL, pg_catalog.int4multirange(pg_catalog.int4range(b.next_line, b.rows + 1)) - COALESCE((
+       -- A canary that is spread over the batch lies behind the cursor.
+       SELECT pg_catalog.range_agg(x.lines)
+         FROM (SELECT r.lines FROM musterd.recorded_lines r WHERE r.batch_id = $1 AND b.canary_only
+               UNION ALL
+               SELECT l FROM musterd.blocks k CROSS JOIN LATERAL pg_catalog.unnest(k.lines) l WHERE k.batch_id = $1 AND b.canary_only) x), '{}'),
+       NULL, NULL, NULL, NULL, NULL
   FROM musterd.batches b
  WHERE b.id = $1 AND b.summarized_at IS NULL AND b.next_line <= b.rows AND $4 = 'queued'

@@ -15,6 +15,8 @@ fn facts() -> BatchFacts {
         aborting: false,
         rows: 10,
         carved: 5,
+        canary: None,
+        canary_over: false,
         done: 3,
         failed: 0,
         allowed: 0,

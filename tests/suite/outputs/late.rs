@@ -26,7 +26,8 @@ async fn a_late_upload_leaves_the_files_of_an_ended_generation_alone() {
         stalled(&client).await;
         assert_eq!(fast.complete_with_outputs(id, true).await.unwrap(), Completion::Completed);
         let outputs = agrees(&client, &fast.uploader.objects, id).await;
-        let again: String = client.query_one("SELECT state FROM musterd.redrive($1)", &[&id]).await.unwrap().get(0);
+        let again: String =
+            client.query_one("SELECT state FROM musterd.redrive($1)", &[&id]).await.unwrap().get(0);
         assert_eq!(again, "running");
         proxy.set(Fault::None);
         outputs
