@@ -209,9 +209,18 @@ async fn failures_that_stay_spend_nothing_of_the_budget() {
     worker.stop().await;
     let redrive = format!("SELECT state, redriven FROM musterd.redrive({batch}, lines => '{{[1,1]}}')");
     assert_eq!(value(&client, &redrive).await, "running|1");
-    // Two fail in the new generation, as many as may; beside them one that was left.
-    client.batch_execute(&format!("SELECT musterd.append_rows({batch}, '[7]'::jsonb)")).await.unwrap();
-    let _worker = Worker::start(&db, "", &[("work", failing())]).await;
-    assert_eq!(end_of(&client, batch).await, ("failed".into(), 4, 3, 0));
+    // Two have failed in the new generation, as many as may, beside the one that was left; and there are rows left to stop.
+    let append = format!("SELECT musterd.append_rows({batch}, '[7, 8]'::jsonb)");
+    client.batch_execute(&append).await.unwrap();
+    let fail = |line: i32| {
+        format!(
+            "UPDATE musterd.batches SET next_line = 8; DELETE FROM musterd.blocks; SELECT guard.result({batch}, {line}, 'failed')"
+        )
+    };
+    client.batch_execute(&format!("{}; {}", fail(1), fail(7))).await.unwrap();
+    let verdict = format!("SELECT verdict, may_fail, has_failed FROM musterd.check_budget({batch})");
+    assert_eq!(rows(&client, &verdict).await, ["within|3|3"]);
+    let _worker = Worker::start(&db, "", &[("work", Script::succeeding())]).await;
+    assert_eq!(end_of(&client, batch).await, ("failed".into(), 5, 3, 0));
     assert_accounts_balance(&client).await;
 }
