@@ -174,59 +174,6 @@ mod tests {
         assert_eq!(text.matches("ticks again").count(), 2, "{text}");
     }
 
-    /// Writes down when it ticks; ends after so many.
-    struct Clock(Arc<Mutex<Vec<Instant>>>, usize, CancellationToken);
-
-    impl Periodic for Clock {
-        const NAME: &'static str = "clock";
-        type Error = std::io::Error;
-
-        async fn tick(&mut self) -> Result<Tally, Self::Error> {
-            let mut ticks = self.0.lock().unwrap();
-            ticks.push(Instant::now());
-            if ticks.len() == self.1 {
-                self.2.cancel();
-            }
-            Ok(Tally(0))
-        }
-    }
-
-    /// The sweep's rhythm: replicas that were started together sweep at different times, each within its bounds.
-    #[tokio::test(start_paused = true)]
-    async fn a_random_rhythm_keeps_its_bounds_and_no_beat() {
-        const TICKS: usize = 200;
-        let (least, most) = (Duration::from_secs(300), Duration::from_secs(600));
-        let began = Instant::now();
-        let loops = [Arc::<Mutex<Vec<Instant>>>::default(), Arc::default()];
-        let run_one = |ticks: &Arc<Mutex<Vec<Instant>>>| {
-            let stop = CancellationToken::new();
-            run(Clock(Arc::clone(ticks), TICKS, stop.clone()), Rhythm::Between(least, most), stop)
-        };
-        tokio::join!(run_one(&loops[0]), run_one(&loops[1]));
-        let waits = loops.map(|ticks| {
-            let ticks = ticks.lock().unwrap();
-            let before = [began].into_iter().chain(ticks.iter().copied());
-            before.zip(ticks.iter()).map(|(before, tick)| *tick - before).collect::<Vec<Duration>>()
-        });
-        let late = Duration::from_millis(2);
-        for waits in &waits {
-            assert_eq!(waits.len(), TICKS);
-            assert!(waits.iter().all(|wait| (least..=most + late).contains(wait)), "{waits:?}");
-            let quarter = (most - least) / 4;
-            let in_quarter = |number: u32| {
-                waits
-                    .iter()
-                    .filter(|wait| (**wait - least).as_nanos() / quarter.as_nanos() == u128::from(number))
-                    .count()
-            };
-            assert!(
-                (0..4).all(|number| in_quarter(number) > TICKS / 10),
-                "all of the interval is used: {waits:?}"
-            );
-        }
-        assert_ne!(waits[0], waits[1], "they do not tick together");
-    }
-
     #[test]
     fn the_words_of_a_pool_are_left_out_and_the_cause_is_told() {
         #[derive(Debug, thiserror::Error)]
