@@ -240,7 +240,7 @@ BEGIN
     END IF;
     FOR v_head IN SELECT h.* FROM musterd.ready_heads(p_queue, p_commands, p_scope, p_any_priority, v_limit, p_hint_priority, p_hint) h LOOP
         -- A parent that has begun since the worker looked, with the commit that this task may have come with, goes first.
-        IF p_scope = 0 AND EXISTS (SELECT FROM musterd.begun_parent(p_queue, p_commands, COALESCE(p_row_commands, '{}'))) THEN
+        IF p_scope IS NOT DISTINCT FROM 0 AND EXISTS (SELECT FROM musterd.begun_parent(p_queue, p_commands, COALESCE(p_row_commands, '{}'))) THEN
             RETURN NEXT v_busy_task;
             RETURN;
         END IF;
@@ -340,6 +340,19 @@ END $$;
 COMMENT ON FUNCTION musterd.lock_for_outcomes(musterd.task_outcome[]) IS
     'Internal: locks the tasks of these outcomes, and the parents their siblings will join, in the order of ids.';
 
+CREATE FUNCTION musterd.with_children(p_ids bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    -- One look for all of them: as a rule none has any.
+    IF NOT EXISTS (SELECT FROM musterd.task_records c
+                    WHERE c.parent_id BETWEEN (SELECT min(i) FROM unnest(p_ids) i) AND (SELECT max(i) FROM unnest(p_ids) i)) THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY (SELECT i FROM unnest(p_ids) i WHERE EXISTS (SELECT FROM musterd.task_records c WHERE c.parent_id = i));
+END $$;
+COMMENT ON FUNCTION musterd.with_children(bigint[]) IS 'Internal: those of these tasks that have children now, whatever their state.';
+
 CREATE FUNCTION musterd.finish_tasks(p_outcomes musterd.task_outcome[], p_pass_by_locked boolean DEFAULT false)
 RETURNS TABLE (task_id bigint, task_state musterd.state, scope_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
@@ -351,6 +364,7 @@ DECLARE
     v_ended  bigint[];
     v_again  bigint[];
     v_tokens uuid[];
+    v_parents bigint[];
     v_late   bigint[];
     v_uncles bigint[];
     v_uncle  record;
@@ -400,6 +414,7 @@ BEGIN
         END LOOP;
     END IF;
 
+    v_parents := musterd.with_children(ARRAY (SELECT o.id FROM unnest(p_outcomes) o));
     WITH claims AS MATERIALIZED (  -- one or two: read once, not once for each task
         SELECT k.token, k.number, k.tasks, k.claimed_at, k.alone_at, k.results FROM musterd.task_claims k
          WHERE k.token = ANY (ARRAY (SELECT DISTINCT o.token FROM unnest(p_outcomes) o))),
@@ -422,7 +437,7 @@ BEGIN
                claimed_at = o.claimed_at
           FROM (SELECT u.id, u.outcome, u.result, u.error, u.wait, u.outcome IN ('retry', 'crashed', 'give_back') AS again,
                        u.token, k.number, k.tasks, k.claimed_at, k.alone_at, k.results,
-                       EXISTS (SELECT FROM musterd.task_records c WHERE c.parent_id = u.id) AS has_children, r.place
+                       u.id = ANY (v_parents) AS has_children, r.place
                   FROM unnest(p_outcomes) u
                   JOIN claims k ON k.token = u.token
                  CROSS JOIN LATERAL (SELECT r.ctid AS place FROM musterd.task_records r WHERE r.id = u.id OFFSET 0) r
@@ -439,7 +454,7 @@ BEGIN
     END IF;
 
     -- They are locked now. A child that was committed while we waited for its parent makes that one wait after all.
-    v_late := ARRAY (SELECT e.id FROM unnest(v_ended) e (id) WHERE EXISTS (SELECT FROM musterd.task_records c WHERE c.parent_id = e.id));
+    v_late := musterd.with_children(v_ended);
     IF v_late <> '{}' THEN
         UPDATE musterd.task_records t SET state = 'waiting', finished_at = NULL WHERE t.id = ANY (v_late);
         v_ended := ARRAY (SELECT e FROM unnest(v_ended) e WHERE e <> ALL (v_late));

@@ -26,7 +26,7 @@ const WORKERS: &str = "abort_batch abort_children abort_task add_task add_tasks_
     free_claims grow_batch heal_batch issue_first_tickets issue_tickets join_pending lock_for_append lock_for_outcomes lock_task lock_ticket \
     make_ready open_batch open_rest pass_by_locked process_queue process_tasks ready_heads record_death record_event record_steering record_unbalanced \
     register_command reissue_ticket release_batch release_uncles remember_append reopen_failed_lines reopen_lines report_canary reserve_batch_id run_task runs_under \
-    start_ready_uncles suspect_ticket sweep_tickets sweep_uncles take_tickets tell_ended tell_states wake_structured";
+    start_ready_uncles suspect_ticket sweep_tickets sweep_uncles take_tickets tell_ended tell_states wake_structured with_children";
 /// They grant.
 const OWNER: &str = "grant_functions grant_reading grant_roles make_role";
 

@@ -53,6 +53,18 @@ async fn no_claim_reads_what_has_ended_or_what_others_are_to_run() {
     }
 }
 
+/// A trigger that fires before each row of an update, even of other columns than those that are written, makes the server lock every row
+/// first: the end of a task would write an eighth more WAL.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_task_locks_no_record_before_it_writes_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let before_each_updated_row = "SELECT g.tgname FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
+          WHERE g.tgrelid = 'musterd.task_records'::regclass AND p.pronamespace = 'musterd'::regnamespace
+            AND g.tgtype & 1 <> 0 AND g.tgtype & 2 <> 0 AND g.tgtype & 16 <> 0";
+    assert_eq!(texts(&client, before_each_updated_row).await, Vec::<String>::new());
+}
+
 /// A page that names a test that is not there is worth nothing.
 #[test]
 fn every_test_that_the_page_names_exists() {
