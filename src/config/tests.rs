@@ -67,7 +67,7 @@ fn five_mistakes_are_five_problems() {
         heartbeat_intervall = "30s"
         heartbeat_ttl = "a while"
         [batcher]
-        max_size = 1000
+        max_size = 3000
         "#,
     );
     let found = problems(&given);
@@ -103,7 +103,7 @@ fn later_layers_win_and_are_named() {
     assert_eq!(loaded.config.queues["default"].fibers.get(), 3);
     assert_eq!(loaded.config.queues["default"].block_size.get(), 10);
     assert_eq!(loaded.config.batcher.max_size.get(), 9);
-    assert_eq!(loaded.config.batcher.capacity.get(), 500, "an empty variable is no value");
+    assert_eq!(loaded.config.batcher.capacity.get(), 2000, "an empty variable is no value");
     assert!(source_of(&loaded, "queues.default.block_size").starts_with("file "));
     assert_eq!(source_of(&loaded, "queues.default.fibers"), "environment MUSTERD__QUEUES__DEFAULT__FIBERS");
     assert_eq!(source_of(&loaded, "batcher.max_size"), "flag --set batcher.max_size");

@@ -33,9 +33,10 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            max_size: NonZeroU32::new(100).expect("a hundred is not nought"),
+            max_size: NonZeroU32::new(100).expect("a hundred is not zero"),
             max_interval: Duration::from_secs(5),
-            capacity: NonZeroU32::new(500).expect("five hundred is not nought"),
+            // A flush costs as much as fifty tasks, however many it has; beyond this it no longer shows.
+            capacity: NonZeroU32::new(2000).expect("two thousand is not zero"),
         }
     }
 }

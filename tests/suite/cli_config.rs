@@ -14,7 +14,7 @@ backend = "redis"
 heartbeat_intervall = "30s"
 heartbeat_ttl = "a while"
 [batcher]
-max_size = 1000
+max_size = 3000
 "#;
 
 /// Each key and a word of what is said about it.

@@ -192,7 +192,7 @@ async fn what_became_due_later_than_it_was_submitted_waited_since_then() {
 async fn the_channel_fills_while_outcomes_cannot_be_written_and_empties_afterwards() {
     let db = TestDb::new().await;
     let ledger = Ledger::open(&db).await;
-    let daemon = Daemon::builder(&db, "[liveness]\nstuck_after = \"1s\"").start();
+    let daemon = Daemon::builder(&db, "[batcher]\ncapacity = 500\n[liveness]\nstuck_after = \"1s\"").start();
     daemon.wait_ready().await;
     assert_eq!(metric(&daemon, "musterd_batcher_channel_fullness ").await, 0.0);
     let holder = db.client().await;
