@@ -69,7 +69,7 @@ impl Bench {
 
     /// Whether that was all: false when nothing has happened and each task is to be run by itself.
     async fn attempt_together<'t>(&self, tasks: &'t [Task]) -> bool {
-        let Some(entry) = tasks.first().and_then(|task| self.handlers.get(&task.command)).cloned() else {
+        let Some(entry) = tasks.first().and_then(|task| self.handlers.get(&task.command)) else {
             return false;
         };
         if entry.handler.tasks_together() < tasks.len() {
@@ -150,7 +150,7 @@ impl Bench {
 
     /// Runs a task to its end, or until it is given up.
     async fn attempt_task(&self, task: &Task, took: &Histogram, post: Option<&Guard>) {
-        let Some(entry) = self.handlers.get(&task.command).cloned() else {
+        let Some(entry) = self.handlers.get(&task.command) else {
             // The claim asks for our commands only; a task of another is a bug, and goes back unharmed.
             tracing::error!(command = task.command, "claimed a task of a command that is not ours");
             return self.end_task(task, TaskEnd::GiveBack).await;
