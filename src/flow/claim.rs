@@ -2,15 +2,12 @@
 //! nothing. Both kinds of a queue share its fibers.
 
 mod doubtful;
+mod permits;
 mod rows;
+mod start;
 mod tasks;
 
-use super::{
-    fiber::Bench,
-    held::{Held, Holding, Key},
-    rivals::Rival,
-    solo::Company,
-};
+use super::{fiber::Bench, held::Holding, rivals::Rival, solo::Company};
 use crate::{
     backoff,
     config::Problems,
@@ -20,19 +17,19 @@ use crate::{
     periodic::describe,
     pulse::Pulse,
     queue,
-    spans::{Moment, Span},
     store::{LONGEST_BACKOFF, query::QueryError},
 };
 use deadpool_postgres::Object;
 use doubtful::Doubtful;
+use permits::Stalled;
 use serde::{Deserialize, Serialize};
 use std::{
     fmt::Debug,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Semaphore, watch},
     task::{JoinError, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
@@ -199,61 +196,6 @@ enum Looked {
     Busy,
 }
 
-/// When work that waited for a fiber was last given back because no fiber became idle.
-#[derive(Clone, Debug, Default)]
-struct Stalled(Arc<Mutex<Option<Instant>>>);
-
-impl Stalled {
-    /// So long nothing is claimed ahead of the fibers.
-    const FOR: Duration = Duration::from_secs(1);
-
-    fn set(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-
-    fn is_set(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|since| since.elapsed() < Self::FOR)
-    }
-}
-
-/// Forgets what a fiber holds when the fiber panics: the reconciliation then frees it.
-struct ForgetOnPanic {
-    held: Held,
-    keys: Vec<Key>,
-}
-
-impl Drop for ForgetOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.keys.iter().for_each(|key| self.held.forget(*key));
-        }
-    }
-}
-
-/// What something is claimed for.
-#[derive(Debug)]
-enum Permit {
-    /// An idle fiber.
-    Fiber(OwnedSemaphorePermit),
-    /// A place to wait for one.
-    Ahead(OwnedSemaphorePermit),
-}
-
-impl Permit {
-    /// With a place for each of the others that one fiber runs together with the first; an idle fiber needs none.
-    fn with_places(mut self, others: usize, permits: &mut Vec<Self>) -> Self {
-        if let Self::Ahead(places) = &mut self {
-            // The fibers were given out before the places.
-            for more in permits.drain(permits.len().saturating_sub(others)..) {
-                if let Self::Ahead(more) = more {
-                    places.merge(more);
-                }
-            }
-        }
-        self
-    }
-}
-
 /// Claims one kind of work for one queue and runs what it claims.
 #[derive(Debug)]
 pub struct Dispatcher<W: Claimed> {
@@ -402,217 +344,6 @@ impl<W: Claimed> Dispatcher<W> {
         }
         pulse.outside(self.claim_for(permits, company)).await
     }
-
-    /// Waits until a fiber is idle, outcomes can be written, the lease is valid and no suspect is to be alone; takes as many
-    /// idle fibers as there are. Quick work is claimed ahead of them, so that the claim of the next blocks and the run of the
-    /// last ones overlap.
-    async fn idle_fibers(&self) -> (Vec<Permit>, Company) {
-        let Desk { pulse, bench, .. } = &self.desk;
-        // The gate's other end lives in the batcher; without it there is nothing to claim for.
-        let mut gate = self.desk.writable.clone();
-        let shut = || !*self.desk.writable.borrow();
-        if pulse.outside_while(shut, gate.wait_for(|open| *open)).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        let Desk { idle, .. } = &self.desk;
-        // Not beside work of the other kind, which may have the better priority and would find the fibers taken.
-        let ahead =
-            (self.quick && !self.stalled.is_set() && W::goes_ahead(&self.desk)).then_some(&self.ahead);
-        let refill = W::REFILL as usize;
-        let all_busy =
-            || idle.available_permits() == 0 && ahead.is_none_or(|ahead| ahead.available_permits() < refill);
-        let first = async {
-            tokio::select! {
-                biased;
-                fiber = Arc::clone(idle).acquire_owned() => fiber.map(Permit::Fiber),
-                places = Arc::clone(&self.ahead).acquire_many_owned(W::REFILL), if ahead.is_some() => places.map(Permit::Ahead),
-            }
-        };
-        let Ok(first) = pulse.outside_while(all_busy, first).await else {
-            return std::future::pending().await;
-        };
-        let more = || match Arc::clone(idle).try_acquire_owned() {
-            Ok(fiber) => Some(Permit::Fiber(fiber)),
-            Err(_) => Arc::clone(ahead?).try_acquire_owned().ok().map(Permit::Ahead),
-        };
-        let permits = single(first).chain(std::iter::from_fn(more)).take(W::AT_ONCE).collect();
-        let company = pulse.outside(bench.room.enter()).await;
-        pulse.outside_while(|| !bench.lease.is_valid(), bench.lease.valid()).await;
-        (permits, company)
-    }
-
-    /// Claims for every permit and starts what came.
-    async fn claim_for(&mut self, mut permits: Vec<Permit>, company: Company) -> Result<Looked, QueryError> {
-        let (began, moment) = (Instant::now(), Moment::now());
-        let client = self.desk.bench.store.claims.get().await?;
-        let mut claimed = Vec::new();
-        let busy = match self.claim_into(&mut claimed, &client, &permits).await {
-            Ok(busy) => busy,
-            Err(error) => {
-                // The session may be in any state, or lead to a server that is read-only now; a new one is cheap.
-                drop(Object::take(client));
-                if claimed.is_empty() {
-                    return Err(error);
-                }
-                // What was claimed before the error is ours, and no other worker would run it. The error will come again.
-                false
-            }
-        };
-        self.tell(&claimed, began, moment);
-        let count = claimed.len();
-        self.quick = count > 0 && claimed.iter().all(|one| one.is_quick(&self.desk));
-        // The idle fibers first.
-        permits.sort_by_key(|permit| matches!(permit, Permit::Fiber(_)));
-        let idle = permits.iter().filter(|permit| matches!(permit, Permit::Fiber(_))).count();
-        for unit in W::units(claimed, &self.desk, idle) {
-            let permit = permits.pop().map(|permit| permit.with_places(unit.len() - 1, &mut permits));
-            self.start(unit, permit, company.clone());
-        }
-        Ok(match (count, busy) {
-            (0, false) => Looked::Nothing,
-            (0, true) => Looked::Busy,
-            _ => Looked::Claimed,
-        })
-    }
-
-    /// Whether there was more that other claims had locked.
-    async fn claim_into(
-        &mut self,
-        claimed: &mut Vec<W>,
-        client: &Object,
-        permits: &[Permit],
-    ) -> Result<bool, QueryError> {
-        claimed.extend(self.adopt(client).await?);
-        let count = permits.len();
-        if claimed.len() >= count {
-            return Ok(false);
-        }
-        self.claims += 1;
-        let mut turn = Turn {
-            desk: &self.desk,
-            client,
-            doubtful: &mut self.doubtful,
-            number: self.claims,
-            deferring: false,
-            idle: permits.iter().filter(|permit| matches!(permit, Permit::Fiber(_))).count(),
-            busy: false,
-        };
-        // Solitary work is rare: looked for now and then, and not behind everything else, or a busy worker never would. A
-        // look that fails must not keep the others from being claimed.
-        let solo = if self.next_solo_look <= Instant::now() && turn.desk.bench.takes_solo() {
-            self.next_solo_look = Instant::now() + turn.desk.config.poll_interval;
-            W::claim_solo(&mut turn, claimed).await
-        } else {
-            Ok(())
-        };
-        // What is claimed ahead of the fibers must not be behind the other kind, whatever that found when it last looked.
-        turn.deferring = !turn.ignores_priority() && (turn.desk.rival.defers() || turn.idle < count);
-        let missing = count.saturating_sub(claimed.len());
-        if missing > 0 {
-            W::claim(&mut turn, &mut self.memory, claimed, missing).await?;
-        }
-        turn.desk.rival.claimed(claimed.len(), turn.deferring);
-        solo.map(|()| turn.busy)
-    }
-
-    fn tell(&self, claimed: &[W], began: Instant, moment: Moment) {
-        let (walk, queue) = (&self.desk.bench.metrics.walk, &self.desk.queue);
-        walk.claimed(queue, W::WORK, began.elapsed());
-        claimed.iter().filter_map(W::waited).for_each(|waited| walk.picked_up(queue, W::WORK, waited));
-        if !claimed.is_empty() {
-            let span = Span::since("claim", None, moment).name("queue", queue);
-            span.number(W::WORK.as_str(), claimed.len() as i64).end();
-        }
-    }
-
-    fn start(&mut self, unit: Vec<W>, permit: Option<Permit>, company: Company) {
-        let (bench, idle) = (Arc::clone(&self.desk.bench), Arc::clone(&self.desk.idle));
-        let (drain, stalled) = (self.desk.drain.clone(), self.stalled.clone());
-        self.fibers.spawn(async move {
-            let keys = unit.iter().map(|one| one.holding().key()).collect();
-            let guard = ForgetOnPanic { held: bench.held.clone(), keys };
-            let fiber = match permit {
-                Some(Permit::Ahead(place)) => {
-                    // Refused only when the queue is gone, and the process with it.
-                    let fiber = async { idle.acquire_owned().await.ok() };
-                    let fiber = match W::KEPT {
-                        None => fiber.await,
-                        Some(kept) => tokio::select! {
-                            biased;
-                            fiber = fiber => fiber,
-                            // Another replica can run it now.
-                            () = drain.cancelled() => return W::give_back(unit, &bench).await,
-                            () = tokio::time::sleep(kept) => {
-                                stalled.set();
-                                return W::give_back(unit, &bench).await;
-                            }
-                        },
-                    };
-                    drop(place);
-                    fiber
-                }
-                Some(Permit::Fiber(fiber)) => Some(fiber),
-                None => None,
-            };
-            failpoint!("fiber.start");
-            guard.held.start(&guard.keys);
-            W::run(unit, &bench, company).await;
-            drop(fiber);
-        });
-    }
-
-    /// What a claim whose reply was lost has claimed is ours all the same.
-    async fn adopt(&mut self, client: &Object) -> Result<Vec<W>, QueryError> {
-        if self.doubtful.is_empty() {
-            return Ok(Vec::new());
-        }
-        let found = W::find(client, &self.doubtful.tokens()).await?;
-        let held = &self.desk.bench.held;
-        held.settle(&[], found.iter().map(W::holding));
-        let is_found = |token| found.iter().any(|one| one.holding().token() == token);
-        self.doubtful.settle(is_found).into_iter().for_each(|token| held.forget(token));
-        if !found.is_empty() {
-            let (queue, work) = (&self.desk.queue, W::WORK.as_str());
-            tracing::info!(
-                queue,
-                work,
-                count = found.len(),
-                "adopted the work of a claim whose reply was lost"
-            );
-        }
-        Ok(found)
-    }
-
-    /// Before the end: the work of claims whose reply was lost must not stay behind, owned by nobody's hand.
-    async fn adopt_last(&mut self) {
-        if self.doubtful.is_empty() {
-            return;
-        }
-        let company = self.desk.bench.room.enter().await;
-        let adopted = match self.desk.bench.store.claims.get().await {
-            Ok(client) => self.adopt(&client).await,
-            Err(error) => Err(error.into()),
-        };
-        match adopted {
-            Ok(found) => found.into_iter().for_each(|one| self.start(vec![one], None, company.clone())),
-            Err(error) => tracing::warn!(error = describe(&error), "lost claims are left to the recovery"),
-        }
-    }
-}
-
-/// A permit for several places as several for one.
-fn single(permit: Permit) -> impl Iterator<Item = Permit> {
-    let mut rest = Some(permit);
-    std::iter::from_fn(move || match rest.take()? {
-        Permit::Ahead(mut places) => match places.split(1) {
-            Some(one) if places.num_permits() > 0 => {
-                rest = Some(Permit::Ahead(places));
-                Some(Permit::Ahead(one))
-            }
-            one => one.map(Permit::Ahead),
-        },
-        fiber => Some(fiber),
-    })
 }
 
 fn report(ended: Result<(), JoinError>) {
