@@ -20,6 +20,9 @@ async fn quick_tasks_do_not_wait_behind_a_slow_one_while_another_replica_is_idle
     // From these it knows that they are quick.
     text(&client, "SELECT count(musterd.enqueue('noop')) FROM generate_series(1, 50)").await;
     becomes(&client, "SELECT count(*) FROM musterd.tasks WHERE state = 'succeeded'", "50").await;
+    let longest = "SELECT (1000 * EXTRACT(EPOCH FROM max(t.finished_at - t.created_at)))::bigint FROM
+        (SELECT * FROM musterd.tasks WHERE command = 'noop' ORDER BY id DESC LIMIT 100) t";
+    let usual = number(&client, longest).await;
     let slow = number(&client, "SELECT musterd.enqueue('sleep')").await;
     becomes(&client, &format!("SELECT state FROM musterd.tasks WHERE id = {slow}"), "running").await;
     let other = Daemon::builder(&db, ONE_FIBER).start();
@@ -33,13 +36,14 @@ async fn quick_tasks_do_not_wait_behind_a_slow_one_while_another_replica_is_idle
             "0",
         )
         .await;
-        let longest = "SELECT (1000 * EXTRACT(EPOCH FROM max(t.finished_at - t.created_at)))::bigint FROM
-            (SELECT * FROM musterd.tasks WHERE command = 'noop' ORDER BY id DESC LIMIT 100) t";
         waited.push(number(&client, longest).await);
     }
-    // One of the rounds may meet a machine that does something else.
+    // A machine that does something else makes all of them wait, also without a slow one.
     waited.sort_unstable();
-    assert!(waited[1] < 1000, "a hundred quick tasks waited {waited:?} ms");
+    assert!(
+        waited[1] < 1000 + 10 * usual,
+        "a hundred quick tasks waited {waited:?} ms, and {usual} ms before"
+    );
     becomes(&client, "SELECT count(*) FROM musterd.tasks WHERE state = 'succeeded'", "350").await;
     let charged = "SELECT max(attempt) || ' ' || max(crashes) FROM musterd.tasks";
     assert_eq!(text(&client, charged).await, "1 0", "what was given back is charged nothing");
