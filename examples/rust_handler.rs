@@ -26,12 +26,12 @@ impl Handler for Greet {
             let row: Row = match serde_json::from_str(call.input) {
                 Ok(row) => row,
                 // The row is wrong, and will be wrong tomorrow.
-                Err(error) => return Outcome::Failed(error.to_string()),
+                Err(error) => return Outcome::Failed(error.to_string().into()),
             };
             let greeting = serde_json::json!({ "greeting": format!("Hello, {}!", row.name) });
             match Json::of(&greeting) {
                 Ok(result) => Outcome::Succeeded(Done { result: Some(result), ..Done::default() }),
-                Err(error) => Outcome::Retry { error: error.to_string(), after: None },
+                Err(error) => Outcome::Retry { error: error.to_string().into(), after: None },
             }
         }
         .boxed()
