@@ -30,7 +30,7 @@ use musterd::{
     embedded,
     store::{Pooler, connect::OneShot},
 };
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,7 +56,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {
-    /// The configuration file (TOML). Without one: the defaults, or a running `musterd dev`.
+    /// The configuration file (TOML). Without one: the defaults. Without `database.url`: a running `musterd dev`.
     #[arg(long, global = true, value_name = "FILE", env = "MUSTERD_CONFIG")]
     config: Option<PathBuf>,
     /// Set one key, over file and environment, as in --set queues.default.fibers=4. May be repeated.
@@ -176,6 +176,15 @@ impl Command {
     }
 }
 
+/// Whether a file says where PostgreSQL is. One that cannot be read might: that is said when it is loaded.
+fn file_names_a_database(file: &Path) -> bool {
+    let Ok(text) = std::fs::read_to_string(file) else { return true };
+    let Ok(table) = text.parse::<toml::Table>() else { return true };
+    table
+        .get("database")
+        .is_some_and(|database| ["url", "url_file"].iter().any(|key| database.get(key).is_some()))
+}
+
 impl Global {
     /// What the user gave, with a running `musterd dev` beneath it when that names no database.
     fn given(&self) -> Given {
@@ -188,11 +197,11 @@ impl Global {
         }
     }
 
-    /// Whether file, environment or flags say where PostgreSQL is. Then a running dev is nobody's business: its
-    /// outputs and its liveness beside another database would be a mixture that nobody asked for.
+    /// Whether file, environment or flags say where PostgreSQL is. Then nothing of a running dev is used: its outputs
+    /// beside another database would be a mixture that was not asked for.
     fn names_a_database(&self) -> bool {
         let variable = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        self.config.is_some()
+        self.config.as_deref().is_some_and(file_names_a_database)
             || ["MUSTERD__DATABASE__URL", "MUSTERD__DATABASE__URL_FILE"].into_iter().any(variable)
             || self.set.iter().any(|flag| flag.trim_start().starts_with("database.url"))
     }

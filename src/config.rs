@@ -242,7 +242,7 @@ impl Config {
         match path.as_slice() {
             ["database", "url"] => Some(&mut self.database.url),
             ["database", "direct_url"] => self.database.direct_url.as_mut(),
-            ["redis", "url"] => Some(&mut self.redis.url),
+            ["redis", "url"] => self.redis.url.as_mut(),
             ["outputs", "s3", "access_key"] => Some(&mut self.outputs.s3.access_key),
             ["outputs", "s3", "secret_key"] => Some(&mut self.outputs.s3.secret_key),
             ["handlers", name, "bearer_token"] => self.handlers.get_mut(*name)?.bearer_token.as_mut(),

@@ -172,11 +172,10 @@ impl Daemon {
         let lease = Lease::new(config.liveness.heartbeat_ttl);
         client.close().await;
         let presence = Presence::new(&metrics);
-        let roll = match config.liveness.backend {
-            liveness::Backend::Redis => {
-                Some(Roll::open(&config.redis, &presence, config.liveness.heartbeat_ttl)?)
-            }
-            liveness::Backend::Postgres => None,
+        let roll = if config.liveness.backend.uses_redis(&config.redis) {
+            Some(Roll::open(&config.redis, &presence, config.liveness.heartbeat_ttl)?)
+        } else {
+            None
         };
         let identity = Identity::new(worker);
         Ok(Self {

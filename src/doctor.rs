@@ -216,8 +216,12 @@ async fn past_it(config: &Config) -> Check {
 
 async fn redis_check(config: &Config) -> Check {
     const NAME: &str = "Redis";
-    if config.liveness.backend == Backend::Postgres {
-        return Check::pass(NAME, "not used: liveness.backend is \"postgres\"");
+    if !config.liveness.backend.uses_redis(&config.redis) {
+        let why = match config.liveness.backend {
+            Backend::Auto => "not used: redis.url is not set",
+            Backend::Redis | Backend::Postgres => "not used: liveness.backend is \"postgres\"",
+        };
+        return Check::pass(NAME, why);
     }
     match redis::probe(&config.redis).await {
         Ok(found) => Check::pass(NAME, found),

@@ -50,8 +50,10 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
-    /// Redis first, PostgreSQL as the second witness.
+    /// Redis when `redis.url` is set, else PostgreSQL alone.
     #[default]
+    Auto,
+    /// Redis first, PostgreSQL as the second witness.
     Redis,
     /// PostgreSQL alone.
     Postgres,
@@ -61,10 +63,15 @@ pub enum Backend {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RedisConfig {
-    pub url: Secret,
+    /// Left out: no Redis, unless `liveness.backend` asks for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<Secret>,
     /// The first word of every key.
     pub key_prefix: String,
 }
+
+/// Where Redis is when `liveness.backend = "redis"` and no URL is given.
+const USUAL_REDIS: &str = "redis://localhost:6379";
 
 impl Default for Config {
     fn default() -> Self {
@@ -84,7 +91,18 @@ impl Default for Config {
 
 impl Default for RedisConfig {
     fn default() -> Self {
-        Self { url: Secret::new("redis://localhost:6379"), key_prefix: "MUSTER".into() }
+        Self { url: None, key_prefix: "MUSTER".into() }
+    }
+}
+
+impl Backend {
+    /// Whether heartbeats go to Redis, too.
+    pub fn uses_redis(self, redis: &RedisConfig) -> bool {
+        match self {
+            Self::Auto => redis.url.is_some(),
+            Self::Redis => true,
+            Self::Postgres => false,
+        }
     }
 }
 
@@ -121,8 +139,13 @@ impl Config {
 }
 
 impl RedisConfig {
+    /// Where Redis is, as given or as usual.
+    pub fn url(&self) -> Secret {
+        self.url.clone().unwrap_or_else(|| Secret::new(USUAL_REDIS))
+    }
+
     pub(crate) fn check(&self, problems: &mut Problems) {
-        if let Err(error) = redis::parse(&self.url) {
+        if let Err(error) = redis::parse(&self.url()) {
             problems.error("redis.url", error.to_string());
         }
         problems.unless(

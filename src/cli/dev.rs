@@ -53,7 +53,6 @@ const TOKEN: &str = "api-token";
 pub(super) fn settings(url: &str, dir: &Path) -> Vec<(String, String)> {
     vec![
         ("database.url".into(), url.into()),
-        ("liveness.backend".into(), "postgres".into()),
         ("outputs.store".into(), "file".into()),
         ("outputs.dir".into(), embedded::outputs_dir(dir).display().to_string()),
         ("http.write_tokens_file".into(), dir.join(TOKEN).display().to_string()),

@@ -1,14 +1,23 @@
-//! A command that fails because the database has not been migrated says so, and not which table it missed first.
+//! What a command adds to an error of the database: that it was not migrated, instead of which table was missed first; or that
+//! it was never named.
 
 use super::Global;
 use musterd::{
     config::load,
-    store::migrate::{self, SchemaState},
+    embedded,
+    store::{
+        connect::ConnectError,
+        migrate::{self, SchemaState},
+    },
 };
 use tokio_postgres::error::{Error, SqlState};
 
 /// The error, or what is behind it: a schema that is not there, or not this binary's.
 pub(super) async fn explain(global: &Global, error: anyhow::Error) -> anyhow::Error {
+    let unreached = error.chain().any(|cause| cause.downcast_ref::<ConnectError>().is_some());
+    if unreached && !global.names_a_database() && embedded::discover().is_none() {
+        return error.context("no `musterd dev` is running, and no database.url is given");
+    }
     let missed = error.chain().find_map(|cause| cause.downcast_ref::<Error>()).is_some_and(misses_something);
     if !missed {
         return error;

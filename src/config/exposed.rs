@@ -4,7 +4,7 @@
 
 use super::{Config, Leaf, Problems};
 use crate::{
-    handler, http, liveness,
+    handler, http,
     loopback::is_loopback,
     secret::Secret,
     store::connect::{ParseError, SslMode, Target},
@@ -19,8 +19,8 @@ pub(super) fn check(config: &Config, leaves: &[&Leaf], problems: &mut Problems) 
     if config.database.direct_url.is_some() {
         database("database.direct_url", config.database.direct_target(), problems);
     }
-    if config.liveness.backend == liveness::Backend::Redis {
-        redis(&config.redis.url, problems);
+    if config.liveness.backend.uses_redis(&config.redis) {
+        redis(&config.redis.url(), problems);
     }
     for (name, handler) in &config.handlers {
         service(name, handler, problems);

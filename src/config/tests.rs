@@ -311,7 +311,7 @@ fn every_key_of_a_handler_belongs_to_a_kind() {
 #[test]
 fn a_wrong_value_is_told_once_with_what_is_allowed_and_where_it_stands() {
     let cases = [
-        ("[liveness]\nbackend = \"etcd\"", "liveness.backend: must be redis or postgres, not \"etcd\""),
+        ("[liveness]\nbackend = \"etcd\"", "liveness.backend: must be auto, redis or postgres, not \"etcd\""),
         ("[queues.default]\nmode = 3", "queues.default.mode: must be parallel or structured, not 3"),
         (
             "[queues.default]\nfibers = 0",
@@ -373,4 +373,21 @@ fn a_long_grace_is_a_warning() {
 fn a_wrong_flag_is_a_problem() {
     let given = Given { flags: vec!["batcher.max_size".into()], env: Some(Vec::new()), ..Given::default() };
     assert!(problems(&given)[0].message.contains("section.key=value"));
+}
+
+#[test]
+fn redis_is_used_when_it_is_named_or_asked_for() {
+    let uses = |toml: &str| {
+        let (_dir, given) = given(toml);
+        let config = load(&given).unwrap().config;
+        (config.liveness.backend.uses_redis(&config.redis), config.redis.url().expose().to_owned())
+    };
+    let usual = "redis://localhost:6379".to_owned();
+    assert_eq!(uses(""), (false, usual.clone()));
+    assert_eq!(uses("[redis]\nurl = \"redis://h:1\""), (true, "redis://h:1".into()));
+    assert_eq!(uses("[liveness]\nbackend = \"redis\""), (true, usual));
+    assert_eq!(
+        uses("[liveness]\nbackend = \"postgres\"\n[redis]\nurl = \"redis://h:1\""),
+        (false, "redis://h:1".into())
+    );
 }

@@ -171,7 +171,7 @@ mod tests {
             Wanted::at::<Config>(&path).and_then(|wanted| wanted.rule(key))
         };
         let cases = [
-            ("liveness.backend", "must be redis or postgres"),
+            ("liveness.backend", "must be auto, redis or postgres"),
             ("handlers.x.kind", "must be builtin, sql, http or exec"),
             ("queues.default.fibers", "must be a whole number from 1 to 4294967295"),
             ("http.listen", "must be an address and a port, such as 127.0.0.1:9464"),

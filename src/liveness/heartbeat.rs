@@ -9,8 +9,7 @@ mod tracking;
 mod witness;
 
 use super::{
-    Backend, Config, RedisConfig, identity::Identity, lease::Lease, presence::Presence, roll::Roll,
-    session::Session,
+    Config, RedisConfig, identity::Identity, lease::Lease, presence::Presence, roll::Roll, session::Session,
 };
 use crate::{
     flow::held::Held,
@@ -83,9 +82,10 @@ impl Heartbeat {
     }
 
     async fn live(self, stop: CancellationToken, others: &Handle) -> Result<(), HeartbeatError> {
-        let roll = match self.config.backend {
-            Backend::Redis => Some(Roll::open(&self.redis, &self.presence, self.config.heartbeat_ttl)?),
-            Backend::Postgres => None,
+        let roll = if self.config.backend.uses_redis(&self.redis) {
+            Some(Roll::open(&self.redis, &self.presence, self.config.heartbeat_ttl)?)
+        } else {
+            None
         };
         let (beaten, missing) = (Notify::new(), Notify::new());
         tokio::join!(

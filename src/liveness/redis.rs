@@ -37,7 +37,7 @@ impl RedisError {
         match self {
             Self::Url { .. } => "mend redis.url",
             Self::Unreachable { .. } | Self::Silent { .. } => {
-                "start Redis or mend redis.url; or set liveness.backend = \"postgres\" to do without"
+                "start Redis or correct redis.url; or leave redis.url out to do without"
             }
             Self::NoPassword { .. } => {
                 "add the password: redis://:password@host, or redis://user:password@host"
@@ -106,7 +106,7 @@ pub fn server_name(config: &Config) -> String {
 
 /// One connection tried once, for `musterd doctor`: what is there, or why not.
 pub async fn probe(config: &RedisConfig) -> Result<String, RedisError> {
-    let has_password = parse(&config.url)?.password.is_some();
+    let has_password = parse(&config.url())?.password.is_some();
     let (server, client) = brief_client(config)?;
     let answer = tokio::time::timeout(CALL_LIMIT * 2, first_words(&client)).await;
     // Best effort: the probe is over whatever the farewell says.
@@ -123,7 +123,7 @@ pub async fn probe(config: &RedisConfig) -> Result<String, RedisError> {
 
 /// A client that tries once, with the name of its server.
 fn brief_client(config: &RedisConfig) -> Result<(String, Client), RedisError> {
-    let parsed = parse(&config.url)?;
+    let parsed = parse(&config.url())?;
     let server = server_name(&parsed);
     let client = Builder::from_config(Config { fail_fast: true, ..parsed })
         .with_connection_config(|connection| {
@@ -177,7 +177,7 @@ fn classify(server: String, error: &fred::error::Error) -> RedisError {
 /// A client for as long as the daemon lives: it never gives up, keeps little, and sends nothing twice.
 pub(super) fn client(config: &RedisConfig) -> Result<Client, RedisError> {
     // Without this a server that is away at the start would stay away for ever.
-    let parsed = Config { fail_fast: false, ..parse(&config.url)? };
+    let parsed = Config { fail_fast: false, ..parse(&config.url())? };
     Builder::from_config(parsed)
         .with_connection_config(|connection| {
             connection.connection_timeout = CALL_LIMIT;

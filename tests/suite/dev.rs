@@ -106,6 +106,13 @@ async fn others_find_it_and_sigterm_ends_it_with_its_server() {
     let shown = json(&home.musterd(&["config", "show", "--json"]).await);
     assert_eq!(shown["sources"]["database.url"], "the running `musterd dev`");
     assert!(!shown.to_string().contains(url.split([':', '@']).nth(2).unwrap()), "the password is shown");
+    // A file that names no database means the same one, and adds what it has.
+    let file = home.0.join("mine.toml");
+    std::fs::write(&file, "[handlers.mine]\nkind = \"builtin\"\nbuiltin = \"noop\"\n").unwrap();
+    let args = ["config", "show", "--json", "--config", file.to_str().unwrap()];
+    let with_file = json(&home.musterd(&args).await);
+    assert_eq!(with_file["sources"]["database.url"], "the running `musterd dev`");
+    assert_eq!(with_file["handlers"]["mine"]["builtin"], "noop", "{with_file}");
     let doctor = home.musterd(&["doctor", "--strict", "--json"]).await;
     assert!(doctor.status.success(), "{}", stdout(&doctor));
     // Who names a database means that one, and nothing of the dev beside it.
@@ -123,6 +130,15 @@ async fn others_find_it_and_sigterm_ends_it_with_its_server() {
     assert!(!process_runs(server));
     let shown = json(&home.musterd(&["config", "show", "--json"]).await);
     assert_eq!(shown["sources"]["database.url"], "default", "what has ended is not found");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_database_and_without_dev_a_command_says_that_there_is_neither() {
+    let output = Home::new().musterd(&["batch", "list"]).await;
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("no `musterd dev` is running, and no database.url is given"), "{said}");
+    assert!(said.contains("localhost:5432") && said.lines().count() == 1, "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
