@@ -106,7 +106,6 @@ impl Trouble {
 #[derive(Debug)]
 pub struct OutcomeWriter {
     flusher: Flusher,
-    trouble: Trouble,
     after: Acknowledge,
     aside: Aside,
     tasks: TaskFlusher,
@@ -135,9 +134,9 @@ impl OutcomeWriter {
         let flusher = Flusher { pool: pool.clone(), trouble: trouble.clone(), metrics: metrics.clone() };
         let aside_pool = general.clone();
         let aside = Aside::new(Flusher { pool: general, ..flusher.clone() }, after.clone());
-        let tasks = TaskFlusher { pool, trouble: trouble.clone(), metrics };
+        let tasks = TaskFlusher { pool, trouble, metrics };
         let tasks_aside = TasksAside::new(TaskFlusher { pool: aside_pool, ..tasks.clone() }, after.clone());
-        Self { flusher, trouble, after, aside, tasks, tasks_aside }
+        Self { flusher, after, aside, tasks, tasks_aside }
     }
 }
 

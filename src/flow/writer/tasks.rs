@@ -43,6 +43,8 @@ pub(super) struct TasksAside {
     writes: JoinSet<()>,
 }
 
+/// Why most are put aside.
+const LOCKED: &str = "another transaction has it locked";
 /// Tasks aside at a time; beyond it a flush waits for one of them.
 const MOST_ASIDE: usize = 1000;
 
@@ -57,7 +59,7 @@ impl OutcomeWriter {
                     let (settled, busy) = self.after.acknowledge_tasks(group, &written);
                     count += settled;
                     for write in busy {
-                        self.tasks_aside.put(write).await;
+                        self.tasks_aside.put(write, LOCKED).await;
                     }
                 }
                 Err(_) if group.len() > 1 => {
@@ -67,7 +69,7 @@ impl OutcomeWriter {
                 }
                 Err(error) => {
                     for write in group {
-                        count += self.fail_alone(write, &error).await;
+                        count += self.write_refused(write, &error).await;
                     }
                 }
             }
@@ -75,28 +77,20 @@ impl OutcomeWriter {
         count
     }
 
-    /// What the task wanted stored or spawned is at fault: the task fails with PostgreSQL's words.
-    async fn fail_alone(&mut self, mut write: TaskWrite, error: &tokio_postgres::Error) -> u64 {
-        tracing::warn!(task = write.task.id, "the outcome of a task cannot be stored; the task fails");
-        write.end = TaskEnd::failed(cannot_be_stored(error));
-        let mut tries = 0;
-        loop {
-            match self.tasks.write(std::slice::from_ref(&write)).await {
-                Ok(written) => {
-                    let (settled, busy) = self.after.acknowledge_tasks(vec![write], &written);
-                    for write in busy {
-                        self.tasks_aside.put(write).await;
-                    }
-                    return settled;
+    /// Alone, too, the outcome of a task is refused.
+    async fn write_refused(&mut self, write: TaskWrite, error: &tokio_postgres::Error) -> u64 {
+        match self.tasks.fail(&write, error).await {
+            Ok(written) => {
+                let (settled, busy) = self.after.acknowledge_tasks(vec![write], &written);
+                for write in busy {
+                    self.tasks_aside.put(write, LOCKED).await;
                 }
-                // A plain failure is refused too: then it is not the task.
-                Err(error) => {
-                    tries += 1;
-                    self.trouble.is_systemic(&error);
-                    self.trouble.begins(tries, &error);
-                    tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries))
-                        .await;
-                }
+                settled
+            }
+            // What the task wanted stored is not to blame, and it keeps its outcome.
+            Err(error) => {
+                self.tasks_aside.put(write, &fault::words(&error)).await;
+                0
             }
         }
     }
@@ -152,6 +146,20 @@ impl TaskFlusher {
         }
     }
 
+    /// What the task wanted stored or spawned is at fault: the task fails with PostgreSQL's words. If the database takes that.
+    async fn fail(
+        &self,
+        write: &TaskWrite,
+        error: &tokio_postgres::Error,
+    ) -> Result<Written, tokio_postgres::Error> {
+        let failed = TaskWrite { end: TaskEnd::failed(cannot_be_stored(error)), ..write.clone() };
+        let written = self.write(std::slice::from_ref(&failed)).await?;
+        if written.finish.finished.contains_key(&write.task.id) {
+            tracing::warn!(task = write.task.id, "the outcome of a task cannot be stored; the task fails");
+        }
+        Ok(written)
+    }
+
     /// Whether a task is still held. What cannot be asked is tried again.
     async fn holds(&self, task: TaskRef) -> bool {
         let Ok(client) = self.pool.get().await else { return true };
@@ -165,14 +173,15 @@ impl TasksAside {
     }
 
     /// Puts a write aside: it is tried again beside the flushes until it is done.
-    async fn put(&mut self, write: TaskWrite) {
+    async fn put(&mut self, write: TaskWrite, reason: &str) {
         while self.writes.try_join_next().is_some() {}
         while self.writes.len() >= MOST_ASIDE {
             self.writes.join_next().await;
         }
         tracing::warn!(
             task = write.task.id,
-            "another transaction has a task locked whose outcome is to be written; it is put aside, the others go on"
+            reason,
+            "the outcome of a task cannot be written now; it is put aside and tried again, the others go on"
         );
         let (flusher, after) = (self.flusher.clone(), self.after.clone());
         let gauge = flusher.metrics.batcher.aside.clone();
@@ -188,10 +197,14 @@ impl TasksAside {
     }
 }
 
-async fn write_when_free(flusher: &TaskFlusher, after: &Acknowledge, mut write: TaskWrite) {
+async fn write_when_free(flusher: &TaskFlusher, after: &Acknowledge, write: TaskWrite) {
     for tries in 1.. {
         tokio::time::sleep(backoff::delay(Duration::from_millis(50), Duration::from_secs(1), tries)).await;
-        match flusher.write(std::slice::from_ref(&write)).await {
+        let written = match flusher.write(std::slice::from_ref(&write)).await {
+            Err(error) => flusher.fail(&write, &error).await,
+            written => written,
+        };
+        match written {
             Ok(written) => {
                 let held = written.passed_by && flusher.holds(write.task).await;
                 if !held || written.finish.finished.contains_key(&write.task.id) {
@@ -199,7 +212,9 @@ async fn write_when_free(flusher: &TaskFlusher, after: &Acknowledge, mut write: 
                     return;
                 }
             }
-            Err(error) => write.end = TaskEnd::failed(cannot_be_stored(&error)),
+            Err(error) => {
+                tracing::debug!(task = write.task.id, tries, error = fault::words(&error), "still aside");
+            }
         }
     }
 }
