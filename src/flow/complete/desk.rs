@@ -11,6 +11,7 @@ use crate::{
         LONGEST_BACKOFF,
         batches::{self, Completion, Over},
         facts::{self, Budget},
+        fault,
         query::QueryError,
     },
 };
@@ -35,10 +36,9 @@ pub(super) type Jobs = FuturesUnordered<BoxFuture<'static, Done>>;
 
 /// What a job came to.
 pub(super) enum Done {
-    /// Of the scopes asked for, those that are over, and those whose budget may be spent.
     Sorted {
         asked: BTreeSet<i64>,
-        found: Result<(Vec<Over>, Vec<i64>), CompleteError>,
+        found: Result<Sorted, CompleteError>,
     },
     Looked {
         finished: Vec<Finished>,
@@ -57,6 +57,14 @@ pub(super) enum Done {
         id: i64,
         answer: Result<Budget, QueryError>,
     },
+}
+
+/// Of the scopes asked for: those that are over, those whose budget may be spent, and those of which the database says neither.
+#[derive(Debug, Default)]
+pub(super) struct Sorted {
+    over: Vec<Over>,
+    spent: Vec<i64>,
+    refused: Vec<i64>,
 }
 
 /// What has been asked for, and what is being done about it.
@@ -139,12 +147,15 @@ impl Desk {
 
     pub(super) fn note(&mut self, done: Done, completer: &Completer, jobs: &mut Jobs) {
         match done {
-            Done::Sorted { asked, found: Ok((over, spent)) } => {
+            Done::Sorted { asked, found: Ok(Sorted { over, spent, refused }) } => {
                 self.sorting = false;
                 self.failures = 0;
                 // What is not over, and not spent, has no reason to rest.
-                let is_found = |id: &i64| over.iter().any(|over| over.id == *id) || spent.contains(id);
+                let is_found = |id: &i64| {
+                    over.iter().any(|over| over.id == *id) || spent.contains(id) || refused.contains(id)
+                };
                 self.resting.retain(|id, _| !asked.contains(id) || is_found(id));
+                refused.into_iter().for_each(|id| self.rest(id));
                 // One that is being finished just now has its own word about being asked for again.
                 for Over { id, outputs } in over {
                     match self.under_way.get_mut(&id) {
@@ -317,13 +328,38 @@ impl Desk {
 /// One cheap question for many scopes; most of them are not over.
 async fn sort(completer: Completer, asked: BTreeSet<i64>) -> Done {
     let ids: Vec<i64> = asked.iter().copied().collect();
-    let found = async {
-        let client = completer.store.general.get().await?;
-        let failed = |source| CompleteError::Query { id: ids.first().copied().unwrap_or_default(), source };
-        batches::worth_a_look(&client, &ids).await.map_err(failed)
+    Done::Sorted { asked, found: sort_apart(&completer, ids).await }
+}
+
+/// A group of which the database says nothing is taken apart: one scope of it may be the cause.
+async fn sort_apart(completer: &Completer, ids: Vec<i64>) -> Result<Sorted, CompleteError> {
+    let client = completer.store.general.get().await?;
+    let (mut sorted, mut groups) = (Sorted::default(), vec![ids]);
+    while let Some(mut group) = groups.pop() {
+        match batches::worth_a_look(&client, &group).await {
+            Ok((over, spent)) => {
+                sorted.over.extend(over);
+                sorted.spent.extend(spent);
+            }
+            Err(source) => {
+                let id = group.first().copied().unwrap_or_default();
+                if source.code().is_none() || fault::is_of_connection(&source) {
+                    return Err(CompleteError::Query { id, source });
+                } else if group.len() > 1 {
+                    let half = group.split_off(group.len() / 2);
+                    groups.extend([half, group]);
+                } else {
+                    tracing::warn!(
+                        scope = id,
+                        error = fault::words(&source),
+                        "whether a scope is over cannot be asked; it rests"
+                    );
+                    sorted.refused.push(id);
+                }
+            }
+        }
     }
-    .await;
-    Done::Sorted { asked, found }
+    Ok(sorted)
 }
 
 /// Stops a batch whose budget is spent, and judges a canary that has ended; it does not wait for a lock.
