@@ -43,7 +43,7 @@ use crate::{
         pages::ChunkCache,
         pooler,
         tasks::Task,
-        workers::{self, Enlisted},
+        workers::{self, Declared, Enlisted},
     },
     supervisor::{Census, Count, Ended, Health, Owned, STARTING, Stage, Supervisor},
     upkeep::{
@@ -166,7 +166,8 @@ impl Daemon {
                 "the schema is newer than this binary and still serves it; deploy the newer musterd"
             );
         }
-        workers::register(&client, &worker, &config, &handlers)
+        let (enlisted, declared) = (Enlisted::of(&config, &handlers), Declared::of(&config, &handlers));
+        workers::register(&client, &worker, &enlisted, &declared)
             .await
             .map_err(|source| DaemonError::Register { source })?;
         let lease = Lease::new(config.liveness.heartbeat_ttl);
@@ -335,7 +336,7 @@ impl Daemon {
                 Ok(())
             }
         });
-        add_sweep(&mut supervisor, &self.store, &self.config.completion, checks.clone(), &self.metrics);
+        self.add_sweep(&mut supervisor, checks.clone());
         self.add_upkeep(&mut supervisor, &session, &held, checks, watch, given_up_by);
         self.add_heartbeat(&mut supervisor, session, held, stop);
         let (port, health, metrics, api) = (self.port, self.health, self.metrics, self.api);
@@ -399,6 +400,23 @@ impl Daemon {
         });
     }
 
+    fn add_sweep(&self, supervisor: &mut Supervisor, checks: Checks) {
+        let (store, metrics) = (self.store.clone(), self.metrics.clone());
+        let declared = Declared::of(&self.config, &self.handlers);
+        let rhythm = Rhythm::Between(self.config.completion.sweep_min, self.config.completion.sweep_max);
+        supervisor.part("sweep", Stage::Claim, move |stop| {
+            let (store, checks) = (store.clone(), checks.clone());
+            let mut sweep = Sweep { store, checks, metrics: metrics.clone(), declared: declared.clone() };
+            async move {
+                // What an earlier life left behind does not wait for the first sweep: a worker is often started again
+                // because its outputs could not be uploaded.
+                sweep.tick().await?;
+                periodic::run(sweep, rhythm, stop).await;
+                Ok(())
+            }
+        });
+    }
+
     fn add_heartbeat(&self, supervisor: &mut Supervisor, session: Session, held: Held, stop: &Stop) {
         let heart = Heartbeat {
             config: self.config.liveness.clone(),
@@ -426,27 +444,6 @@ type PartResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 async fn tick<P: periodic::Periodic>(task: P, rhythm: Rhythm, stop: CancellationToken) -> PartResult {
     periodic::run(task, rhythm, stop).await;
     Ok(())
-}
-
-fn add_sweep(
-    supervisor: &mut Supervisor,
-    store: &Store,
-    config: &complete::Config,
-    checks: Checks,
-    metrics: &Metrics,
-) {
-    let metrics = metrics.clone();
-    let (store, rhythm) = (store.clone(), Rhythm::Between(config.sweep_min, config.sweep_max));
-    supervisor.part("sweep", Stage::Claim, move |stop| {
-        let mut sweep = Sweep { store: store.clone(), checks: checks.clone(), metrics: metrics.clone() };
-        async move {
-            // What an earlier life left behind does not wait for the first sweep: a worker is often started anew
-            // because its outputs could not be uploaded.
-            sweep.tick().await?;
-            periodic::run(sweep, rhythm, stop).await;
-            Ok(())
-        }
-    });
 }
 
 /// Takes the worker off the list and asks what it still owns.

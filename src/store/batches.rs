@@ -1,7 +1,7 @@
 //! Batches: counted, finished, looked at.
 
 use super::moment;
-use crate::{json::Json, lines::Lines, periodic::describe};
+use crate::{json::Json, lines::Lines};
 use deadpool_postgres::Object;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, Error, GenericClient, Row, types::ToSql};
@@ -281,28 +281,26 @@ pub async fn unfinished(client: &Object) -> Result<Vec<i64>, Error> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// Lets lines run again of which nothing is recorded, in batches that have nothing left to run: by batch, how many.
-pub async fn heal(client: &Object) -> Result<Vec<(i64, i32)>, Error> {
-    const BROKEN: &str = "SELECT b.id FROM musterd.batches_over b CROSS JOIN LATERAL musterd.audit(b.id) a
-         WHERE NOT b.aborting AND NOT pg_catalog.isempty(a.missing)";
+/// Batches that have nothing left to run, seem to be over, and were not aborted.
+pub async fn over(client: &Object) -> Result<Vec<i64>, Error> {
+    let rows = client
+        .query("SELECT b.id FROM musterd.batches_over b WHERE NOT b.aborting ORDER BY b.id", &[])
+        .await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// Lets lines run again of which nothing is recorded, in a batch that has nothing left to run: how many. The audit comes first and
+/// without a lock, for it takes its time.
+pub async fn heal(client: &Object, id: i64) -> Result<i32, Error> {
+    const BROKEN: &str = "SELECT FROM musterd.audit($1) a WHERE NOT pg_catalog.isempty(a.missing)";
     const HEAL: &str = "SELECT musterd.heal_batch($1)";
-    let statement = client.prepare_cached(BROKEN).await?;
-    let broken = query_patiently(client, &statement, &[], Mode::ReadOnly).await?;
-    let heal = client.prepare_cached(HEAL).await?;
-    let mut healed = Vec::new();
-    for row in broken {
-        let id: i64 = row.get(0);
-        match query_patiently(client, &heal, &[&id], Mode::ReadWrite).await {
-            Ok(rows) => healed.extend(rows.first().map(|row| (id, row.get(0)))),
-            // The next sweep tries it again; the others are healed now.
-            Err(error) => {
-                tracing::warn!(batch = id, error = describe(&error), "a batch could not be healed");
-                client.batch_execute("ROLLBACK").await?;
-            }
-        }
+    let audit = client.prepare_cached(BROKEN).await?;
+    if query_patiently(client, &audit, &[&id], Mode::ReadOnly).await?.is_empty() {
+        return Ok(0);
     }
-    healed.retain(|(_, lines)| *lines > 0);
-    Ok(healed)
+    let heal = client.prepare_cached(HEAL).await?;
+    let healed = query_patiently(client, &heal, &[&id], Mode::ReadWrite).await?;
+    Ok(healed.first().map_or(0, |row| row.get(0)))
 }
 
 /// A batch as people see it.

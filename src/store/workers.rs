@@ -1,8 +1,15 @@
 //! The list of workers: which there are, what their configurations declare, and which of them still beat.
 
 use super::moment;
-use crate::{config::Config, handler::Registry, worker_id::WorkerId};
+use crate::{
+    config::Config,
+    handler::{self, Registry},
+    queue,
+    worker_id::WorkerId,
+};
+use deadpool_postgres::Object;
 use serde::Serialize;
+use std::collections::HashSet;
 use tokio_postgres::{
     Client, Error,
     types::{ToSql, Type},
@@ -12,19 +19,96 @@ use tokio_postgres::{
 pub async fn register(
     client: &Client,
     worker: &WorkerId,
-    config: &Config,
-    handlers: &Registry,
+    enlisted: &Enlisted,
+    declared: &Declared,
 ) -> Result<(), Error> {
-    enlist(client, worker, &Enlisted::of(config, handlers)).await?;
-    for (name, entry) in handlers.iter() {
-        client
-            .query(
-                "SELECT musterd.register_command($1, $2, $3, $4)",
-                &[&name, &entry.config.queue, &entry.config.kind.as_str(), &entry.config.procedure],
-            )
-            .await?;
+    enlist(client, worker, enlisted).await?;
+    declared.declare(client).await
+}
+
+/// What the configuration of a worker declares of commands and queues.
+#[derive(Clone, Debug)]
+pub struct Declared {
+    commands: Vec<DeclaredCommand>,
+    queues: Vec<DeclaredQueue>,
+}
+
+#[derive(Clone, Debug)]
+struct DeclaredCommand {
+    name: String,
+    queue: String,
+    kind: &'static str,
+    procedure: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+struct DeclaredQueue {
+    name: String,
+    mode: &'static str,
+    fibers: i32,
+    block_size: i32,
+}
+
+impl Declared {
+    pub fn of(config: &Config, handlers: &Registry) -> Self {
+        let command = |(name, entry): (&str, &handler::Entry)| DeclaredCommand {
+            name: name.to_owned(),
+            queue: entry.config.queue.clone(),
+            kind: entry.config.kind.as_str(),
+            procedure: entry.config.procedure.clone(),
+        };
+        let queue = |(name, queue): (&String, &queue::Config)| DeclaredQueue {
+            name: name.clone(),
+            mode: match queue.mode {
+                queue::Mode::Parallel => "parallel",
+                queue::Mode::Structured => "structured",
+            },
+            fibers: queue.fibers.get() as i32,
+            block_size: queue.block_size.get() as i32,
+        };
+        Self {
+            commands: handlers.iter().map(command).collect(),
+            queues: config.queues.iter().map(queue).collect(),
+        }
     }
-    declare_queues(client, config).await
+
+    async fn declare(&self, client: &Client) -> Result<(), Error> {
+        const COMMAND: &str = "SELECT musterd.register_command($1, $2, $3, $4)";
+        const QUEUE: &str =
+            "INSERT INTO musterd.queues (name, mode, fibers, block_size) VALUES ($1, $2, $3, $4)
+             ON CONFLICT (name) DO UPDATE
+                SET mode = EXCLUDED.mode, fibers = EXCLUDED.fibers, block_size = EXCLUDED.block_size,
+                    updated_at = pg_catalog.now()";
+        for DeclaredCommand { name, queue, kind, procedure } in &self.commands {
+            client.query(COMMAND, &[name, queue, kind, procedure]).await?;
+        }
+        for DeclaredQueue { name, mode, fibers, block_size } in &self.queues {
+            client.execute(QUEUE, &[name, mode, fibers, block_size]).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is not there any more, because it was deleted by hand; how much that was. What other workers have declared in another
+    /// way stays.
+    pub async fn declare_missing(&self, client: &Object) -> Result<u64, Error> {
+        const COMMAND: &str = "INSERT INTO musterd.commands (name, queue, kind, procedure) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+        const QUEUE: &str = "INSERT INTO musterd.queues (name, mode, fibers, block_size) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+        const KNOWN: &str = "SELECT 'command', c.name FROM musterd.commands c UNION ALL SELECT 'queue', q.name FROM musterd.queues q";
+        let known = client.query(KNOWN, &[]).await?;
+        let known: HashSet<(&str, &str)> = known.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let mut declared = 0;
+        for DeclaredCommand { name, queue, kind, procedure } in &self.commands {
+            if !known.contains(&("command", name)) {
+                declared += client.execute(COMMAND, &[name, queue, kind, procedure]).await?;
+            }
+        }
+        for DeclaredQueue { name, mode, fibers, block_size } in &self.queues {
+            if !known.contains(&("queue", name)) {
+                declared += client.execute(QUEUE, &[name, mode, fibers, block_size]).await?;
+            }
+        }
+        Ok(declared)
+    }
 }
 
 /// What the list says of a worker beside its name.
@@ -60,26 +144,6 @@ pub async fn enlist(client: &Client, worker: &WorkerId, enlisted: &Enlisted) -> 
         )
         .await
         .map(|_| ())
-}
-
-async fn declare_queues(client: &Client, config: &Config) -> Result<(), Error> {
-    for (name, queue) in &config.queues {
-        let mode = match queue.mode {
-            crate::queue::Mode::Parallel => "parallel",
-            crate::queue::Mode::Structured => "structured",
-        };
-        let (fibers, block_size) = (queue.fibers.get() as i32, queue.block_size.get() as i32);
-        client
-            .execute(
-                "INSERT INTO musterd.queues (name, mode, fibers, block_size) VALUES ($1, $2, $3, $4)
-                 ON CONFLICT (name) DO UPDATE
-                    SET mode = EXCLUDED.mode, fibers = EXCLUDED.fibers, block_size = EXCLUDED.block_size,
-                        updated_at = pg_catalog.now()",
-                &[&name, &mode, &fibers, &block_size],
-            )
-            .await?;
-    }
-    Ok(())
 }
 
 /// What a worker says of itself with a beat.

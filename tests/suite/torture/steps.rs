@@ -217,7 +217,13 @@ impl Hand<'_> {
 
     /// Ends what is over, audits it, and drives some of it again.
     async fn end(&mut self) -> &'static str {
-        assert_eq!(batches::heal(&self.client).await.unwrap(), [], "lines were lost");
+        for batch in batches::over(&self.client).await.unwrap() {
+            assert_eq!(
+                batches::heal(&self.client, batch).await.unwrap(),
+                0,
+                "lines of batch {batch} were lost"
+            );
+        }
         let over = batches::unfinished(&self.client).await.unwrap();
         for look in batches::look(&self.client, &over).await.unwrap() {
             let Look::Closed(closed) = look else { panic!("{look:?}") };
