@@ -511,40 +511,46 @@ BEGIN
          ORDER BY NOT EXISTS (SELECT FROM unnest(p_ran) r WHERE k.tasks @> r), k.claimed_at LIMIT 500
            FOR UPDATE OF k SKIP LOCKED
     LOOP
-        -- A zombie may claim after its end was declared; what it claimed then has harmed no process.
-        v_died := v_claim.started;
-        SELECT count(*) INTO v_held FROM musterd.task_ids(v_claim.tasks) i (id)
-          JOIN musterd.task_records t ON t.id = i.id AND t.state = 'queued' AND t.ticket = v_claim.number;
-        -- What others have locked waits for the next look, still held.
-        v_ids := ARRAY (
-            SELECT t.id FROM musterd.task_records t
-             WHERE t.id = ANY (ARRAY (SELECT musterd.task_ids(v_claim.tasks))) AND t.state = 'queued' AND t.ticket = v_claim.number
-             ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED);
-        SELECT max(t.solo_crashes) + 1 INTO v_deaths FROM musterd.task_records t WHERE t.id = ANY (v_ids);
-        IF v_died AND v_claim.alone_at IS NOT NULL AND v_deaths >= p_max_crashes THEN
-            FOR v_scope IN
-                SELECT f.scope_id FROM musterd.finish_tasks(ARRAY (
-                    SELECT ROW (i, v_claim.token, 'failed', NULL, format('the worker process died %s times while it ran this task and nothing '
-                                'else (liveness.max_crashes)', v_deaths), NULL, NULL, NULL)::musterd.task_outcome FROM unnest(v_ids) i)) f
-            LOOP
-                failed := failed + 1;
-                scopes := scopes || v_scope;
-            END LOOP;
-        ELSE
-            UPDATE musterd.task_records t
-               SET ticket = t.ticket + 1, run_at = now(), crashes = t.crashes + v_died::int,
-                   solo_crashes = t.solo_crashes + (v_died AND v_claim.alone_at IS NOT NULL)::int
-             WHERE t.id = ANY (v_ids);
-            -- What had started is suspect, and comes back in eighths, so that the task that kills is soon alone.
-            PERFORM musterd.issue_tickets(p.ids)
-               FROM (SELECT array_agg(x.id) AS ids
-                       FROM (SELECT i AS id, CASE WHEN v_died THEN ntile(8) OVER (ORDER BY i <> ALL (p_ran), i) ELSE 1 END AS piece FROM unnest(v_ids) i) x
-                      GROUP BY x.piece ORDER BY x.piece) p;
-            freed := freed + cardinality(v_ids);
-        END IF;
-        IF v_held <= cardinality(v_ids) THEN
-            DELETE FROM musterd.task_claims k WHERE k.token = v_claim.token;
-        END IF;
+        BEGIN  -- a subtransaction for each: one that cannot be freed keeps no other with the dead
+            -- A zombie may claim after its end was declared; what it claimed then has harmed no process.
+            v_died := v_claim.started;
+            SELECT count(*) INTO v_held FROM musterd.task_ids(v_claim.tasks) i (id)
+              JOIN musterd.task_records t ON t.id = i.id AND t.state = 'queued' AND t.ticket = v_claim.number;
+            -- What others have locked waits for the next look, still held.
+            v_ids := ARRAY (
+                SELECT t.id FROM musterd.task_records t
+                 WHERE t.id = ANY (ARRAY (SELECT musterd.task_ids(v_claim.tasks))) AND t.state = 'queued' AND t.ticket = v_claim.number
+                 ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED);
+            SELECT max(t.solo_crashes) + 1 INTO v_deaths FROM musterd.task_records t WHERE t.id = ANY (v_ids);
+            IF v_died AND v_claim.alone_at IS NOT NULL AND v_deaths >= p_max_crashes THEN
+                FOR v_scope IN
+                    SELECT f.scope_id FROM musterd.finish_tasks(ARRAY (
+                        SELECT ROW (i, v_claim.token, 'failed', NULL, format('the worker process died %s times while it ran this task and nothing '
+                                    'else (liveness.max_crashes)', v_deaths), NULL, NULL, NULL)::musterd.task_outcome FROM unnest(v_ids) i)) f
+                LOOP
+                    failed := failed + 1;
+                    scopes := scopes || v_scope;
+                END LOOP;
+            ELSE
+                UPDATE musterd.task_records t
+                   SET ticket = t.ticket + 1, run_at = now(), crashes = t.crashes + v_died::int,
+                       solo_crashes = t.solo_crashes + (v_died AND v_claim.alone_at IS NOT NULL)::int
+                 WHERE t.id = ANY (v_ids);
+                -- What had started is suspect, and comes back in eighths, so that the task that kills is soon alone.
+                PERFORM musterd.issue_tickets(p.ids)
+                   FROM (SELECT array_agg(x.id) AS ids
+                           FROM (SELECT i AS id, CASE WHEN v_died THEN ntile(8) OVER (ORDER BY i <> ALL (p_ran), i) ELSE 1 END AS piece FROM unnest(v_ids) i) x
+                          GROUP BY x.piece ORDER BY x.piece) p;
+                freed := freed + cardinality(v_ids);
+            END IF;
+            IF v_held <= cardinality(v_ids) THEN
+                DELETE FROM musterd.task_claims k WHERE k.token = v_claim.token;
+            END IF;
+        EXCEPTION
+            -- Not a cancel, nor what is the whole server's: those end the call.
+            WHEN raise_exception OR data_exception OR integrity_constraint_violation OR program_limit_exceeded THEN
+                RAISE WARNING 'the claim % of worker % cannot be freed: %', v_claim.token, v_claim.worker, SQLERRM;
+        END;
     END LOOP;
     scopes := array_remove(scopes, NULL);
     RETURN NEXT;

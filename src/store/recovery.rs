@@ -118,6 +118,16 @@ pub struct Freed {
     pub batches: Vec<i64>,
 }
 
+impl Freed {
+    /// Without the batches.
+    pub fn add(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.lines += other.lines;
+        self.failed += other.failed;
+        self.tasks += other.tasks;
+    }
+}
+
 /// What dead workers are said to have been running. It decides nothing but what comes first.
 #[derive(Clone, Debug, Default)]
 pub struct Ran {

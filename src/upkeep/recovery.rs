@@ -10,7 +10,7 @@ use crate::{
     flow::complete::Checks,
     liveness::{self, identity::Identity, lease::Lease, roll::Roll, session::Session},
     metrics::Metrics,
-    periodic::{Periodic, Tally},
+    periodic::{Periodic, Tally, describe},
     store::{
         Store, batches,
         recovery::{self, Freed, Ran},
@@ -199,25 +199,13 @@ impl Recovery {
         if !recovery::has_orphans(client).await? {
             return Ok(Freed::default());
         }
-        let tasks = recovery::free_tasks(client, self.config.max_crashes, ran).await?;
+        // Tasks that cannot be freed now keep no block from it.
+        let tasks = recovery::free_tasks(client, self.config.max_crashes, ran).await;
+        let mut sum = self.free_blocks(client, ran).await?;
+        let tasks = tasks?;
         tasks.scopes.iter().for_each(|scope| self.checks.ask(*scope));
-        let mut sum = Freed { tasks: tasks.freed, failed: tasks.failed, ..Freed::default() };
-        loop {
-            let orphans = recovery::orphans(client).await?;
-            if orphans.is_empty() {
-                break;
-            }
-            let freed = recovery::free_if_held(client, &orphans, self.config.max_crashes, ran).await?;
-            for batch in &freed.batches {
-                self.checks.ask(*batch);
-            }
-            sum.blocks += freed.blocks;
-            sum.lines += freed.lines;
-            sum.failed += freed.failed;
-            if freed.blocks == 0 {
-                break;
-            }
-        }
+        sum.tasks = tasks.freed;
+        sum.failed += tasks.failed;
         if sum != Freed::default() {
             self.metrics.liveness.recovered_blocks.inc_by(sum.blocks);
             self.metrics.liveness.killer_rows.inc_by(sum.failed);
@@ -228,6 +216,54 @@ impl Recovery {
                 failed = sum.failed,
                 "freed what the dead held"
             );
+        }
+        Ok(sum)
+    }
+}
+
+impl Recovery {
+    async fn free_blocks(&self, client: &mut Object, ran: &Ran) -> Result<Freed, RecoveryError> {
+        let mut sum = Freed::default();
+        loop {
+            let orphans = recovery::orphans(client).await?;
+            if orphans.is_empty() {
+                return Ok(sum);
+            }
+            let freed = match recovery::free_if_held(client, &orphans, self.config.max_crashes, ran).await {
+                Err(error) if orphans.len() > 1 && error.code().is_some() => {
+                    self.free_apart(client, &orphans, ran).await?
+                }
+                freed => freed?,
+            };
+            freed.batches.iter().for_each(|batch| self.checks.ask(*batch));
+            sum.add(&freed);
+            if freed.blocks == 0 {
+                return Ok(sum);
+            }
+        }
+    }
+
+    /// One block of a group cannot be freed: the others are.
+    async fn free_apart(
+        &self,
+        client: &mut Object,
+        orphans: &[(i64, Uuid)],
+        ran: &Ran,
+    ) -> Result<Freed, RecoveryError> {
+        let mut sum = Freed::default();
+        for orphan in orphans {
+            match recovery::free_if_held(client, &[*orphan], self.config.max_crashes, ran).await {
+                Ok(freed) => {
+                    freed.batches.iter().for_each(|batch| self.checks.ask(*batch));
+                    sum.add(&freed);
+                }
+                Err(error) if error.code().is_none() => return Err(error.into()),
+                Err(error) => {
+                    let said = describe(&error);
+                    tracing::warn!(block = orphan.0, token = %orphan.1, error = said.lines().next(),
+                        "a block of a dead worker cannot be freed now; the next look tries it again");
+                }
+            }
         }
         Ok(sum)
     }
