@@ -189,7 +189,7 @@ impl Handler for Http {
     }
 
     fn rest(&self) -> Option<Duration> {
-        self.limiter.rest()
+        self.limiter.rest().max(self.rate.as_ref().and_then(rate::Turns::rest))
     }
 
     fn intake(&self) -> Intake {

@@ -4,17 +4,49 @@ use deadpool_postgres::ClientWrapper;
 use std::time::Duration;
 use tokio_postgres::Error;
 
-/// Reserves the next turn, and says how long it is until then. Turns that nobody took are gone: there are no bursts.
-pub async fn reserve(client: &ClientWrapper, name: &str, interval: Duration) -> Result<Duration, Error> {
+/// What became of a request for a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It comes after this time, and belongs to the caller.
+    Reserved(Duration),
+    /// The next one that is free is further away than the caller waits for; none was reserved.
+    TooFar(Duration),
+}
+
+/// Reserves the next turn if it comes within `most`. Turns that nobody took are gone: there are no bursts.
+///
+/// So no turn is ever reserved further ahead than `most`. One that is was reserved before the server's clock was set back, or by a
+/// slower limit: it does not count. A row that another session has locked is not waited for.
+pub async fn reserve(
+    client: &ClientWrapper,
+    name: &str,
+    interval: Duration,
+    most: Duration,
+) -> Result<Turn, Error> {
     // Losing a reservation in a crash of the server lets one request too many through; waiting for every one costs more.
     const SQL: &str = "WITH s AS MATERIALIZED (
-            SELECT pg_catalog.set_config('synchronous_commit', 'off', true))
-        INSERT INTO musterd.rate_limits AS r (name, next_at)
-        SELECT $1, pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => $2) FROM s
-            ON CONFLICT (name) DO UPDATE
-           SET next_at = GREATEST(r.next_at, pg_catalog.clock_timestamp()) + pg_catalog.make_interval(secs => $2)
-        RETURNING (EXTRACT(EPOCH FROM r.next_at - pg_catalog.clock_timestamp()) - $2)::float8";
+            SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.set_config('lock_timeout', '500', true),
+                   pg_catalog.clock_timestamp() AS now, pg_catalog.make_interval(secs => $2) AS step),
+        reserved AS (
+            INSERT INTO musterd.rate_limits AS r (name, next_at)
+            SELECT $1, s.now + s.step FROM s
+                ON CONFLICT (name) DO UPDATE
+               SET next_at = CASE WHEN r.next_at > EXCLUDED.next_at + pg_catalog.make_interval(secs => $3::float8 + 1) THEN EXCLUDED.next_at
+                                  ELSE GREATEST(r.next_at + pg_catalog.make_interval(secs => $2), EXCLUDED.next_at) END
+             WHERE r.next_at <= EXCLUDED.next_at + pg_catalog.make_interval(secs => $3 - $2)
+                OR r.next_at > EXCLUDED.next_at + pg_catalog.make_interval(secs => $3 + 1)
+            RETURNING r.next_at)
+        SELECT EXTRACT(EPOCH FROM r.next_at - s.now)::float8 - $2 AS reserved,
+               (SELECT EXTRACT(EPOCH FROM l.next_at - s.now)::float8 FROM musterd.rate_limits l WHERE l.name = $1) AS free
+          FROM s LEFT JOIN reserved r ON true";
     let statement = client.prepare_cached(SQL).await?;
-    let wait: f64 = client.query_one(&statement, &[&name, &interval.as_secs_f64()]).await?.get(0);
-    Ok(Duration::try_from_secs_f64(wait).unwrap_or_default())
+    let row = client.query_one(&statement, &[&name, &interval.as_secs_f64(), &most.as_secs_f64()]).await?;
+    let wait = |column| {
+        row.get::<_, Option<f64>>(column).map(|wait| Duration::try_from_secs_f64(wait).unwrap_or_default())
+    };
+    Ok(match wait("reserved") {
+        Some(wait) => Turn::Reserved(wait),
+        // The first turns of all are being reserved at this moment: their row is not to be seen yet.
+        None => Turn::TooFar(wait("free").unwrap_or_default().max(most)),
+    })
 }

@@ -165,7 +165,7 @@ fn unavailable(facts: &BatchFacts) -> Option<Reason> {
     let given_back = rows(facts.postponed, "row was", "rows were");
     let due = facts.next_due.map(|due| format!("; the next is due at {due}")).unwrap_or_default();
     let sentence = format!(
-        "the handler of {} cannot work: {error} ({given_back} given back, no attempt is charged{due})",
+        "the handler of {} takes no work now: {error} ({given_back} given back, no attempt is charged{due})",
         facts.command
     );
     let advice = format!("fix the handler, and try it: musterd handler test {}", facts.command);

@@ -1,8 +1,26 @@
 //! At most so many requests in a time, by all replicas together: each reserves its moment in the database.
+//!
+//! A fiber waits for a turn that comes soon. For a later one it gives back what it has: a turn that is reserved and never used would
+//! be lost to all, and the wait is nobody's failed attempt.
 
-use crate::{backoff, handler::sql::Database, periodic::describe, store::rates};
+use crate::{
+    handler::sql::Database,
+    periodic::describe,
+    store::rates::{self, Turn},
+};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::{fmt, num::NonZeroU32, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    num::NonZeroU32,
+    str::FromStr,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// The longest a fiber waits for its turn.
+const MOST: Duration = Duration::from_secs(1);
+/// Until the next question when the database gave no answer.
+const NO_ANSWER: Duration = Duration::from_secs(1);
 
 /// `"100/s"`, `"30/m"`, `"500/h"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,35 +96,58 @@ pub(super) struct Turns {
     name: String,
     interval: Duration,
     database: Arc<Database>,
+    rests_until: Mutex<Option<Instant>>,
+}
+
+/// No turn comes soon: nothing was sent.
+#[derive(Debug)]
+pub(super) struct NoTurn {
+    pub(super) error: String,
+    pub(super) after: Duration,
 }
 
 impl Turns {
     pub(super) fn new(name: &str, limit: RateLimit, database: Arc<Database>) -> Self {
-        Self { name: name.to_owned(), interval: limit.interval(), database }
+        Self { name: name.to_owned(), interval: limit.interval(), database, rests_until: Mutex::default() }
     }
 
-    /// Waits for its turn. Without the database nobody knows whose turn it is: then it waits for the database.
-    pub(super) async fn wait(&self) {
-        let mut tries = 0;
-        loop {
-            match self.reserve().await {
-                Ok(wait) => return tokio::time::sleep(wait).await,
-                Err(error) => {
-                    tries += 1;
-                    if tries == 1 {
-                        tracing::warn!(handler = self.name, error, "cannot ask for a turn; trying again");
-                    }
-                    let wait =
-                        backoff::delay(Duration::from_millis(50), crate::store::LONGEST_BACKOFF, tries);
-                    tokio::time::sleep(wait).await;
-                }
+    /// Waits for its turn, if that comes soon. Without the database it cannot be known whose turn it is: then nothing is sent.
+    pub(super) async fn wait(&self) -> Result<(), NoTurn> {
+        match self.reserve().await {
+            Ok(Turn::Reserved(wait)) => {
+                tokio::time::sleep(wait).await;
+                Ok(())
+            }
+            Ok(Turn::TooFar(after)) => {
+                let next = humantime::format_duration(Duration::from_millis(after.as_millis() as u64));
+                Err(self.later(format!("rate_limit lets no request through for another {next}"), after))
+            }
+            Err(error) => {
+                tracing::debug!(handler = self.name, error, "cannot ask for a turn");
+                Err(self.later(
+                    format!("rate_limit: the database cannot be asked for a turn: {error}"),
+                    NO_ANSWER,
+                ))
             }
         }
     }
 
-    async fn reserve(&self) -> Result<Duration, String> {
+    /// How long idle fibers leave this handler alone: those at work take all its turns.
+    pub(super) fn rest(&self) -> Option<Duration> {
+        let until = (*self.rests_until.lock().unwrap_or_else(PoisonError::into_inner))?;
+        until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
+    }
+
+    fn later(&self, error: String, after: Duration) -> NoTurn {
+        let until = Instant::now().checked_add(after);
+        let mut rests_until = self.rests_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *rests_until = until.max(*rests_until);
+        NoTurn { error, after }
+    }
+
+    async fn reserve(&self) -> Result<Turn, String> {
         let client = self.database.connection().await.map_err(|error| describe(&error))?;
-        rates::reserve(&client, &self.name, self.interval).await.map_err(|error| describe(&error))
+        rates::reserve(&client, &self.name, self.interval, MOST).await.map_err(|error| describe(&error))
     }
 }
 

@@ -1,6 +1,6 @@
 //! One request and what came of it.
 
-use super::Http;
+use super::{Http, rate::NoTurn};
 use crate::backoff::LONGEST_ASKED;
 use crate::handler::{Failed, protocol};
 use crate::periodic::describe;
@@ -44,8 +44,10 @@ impl Http {
             Err(after) => return unavailable(after),
         };
         // The turn comes last: a request that waits for anything else after it would come late and in a crowd.
-        if let Some(rate) = &self.rate {
-            rate.wait().await;
+        if let Some(rate) = &self.rate
+            && let Err(NoTurn { error, after }) = rate.wait().await
+        {
+            return Answer::Unavailable { error, after };
         }
         let kit = self.kit.get();
         let mut request = kit

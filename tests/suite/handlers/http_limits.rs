@@ -9,6 +9,7 @@ use super::{QUICK, SOON, Site, all_succeeded, ended, submit_rows};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::gate::Gate;
+use crate::suite::support::wait::eventually;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_requests_than_the_limit_are_under_way() {
@@ -83,4 +84,47 @@ async fn a_rate_is_kept_by_all_replicas_together() {
         .unwrap()
         .get(0);
     assert_eq!(workers, 2);
+}
+
+/// A limit is no reason to fail, and a turn is not lost to a task that stops waiting for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_that_wait_for_their_turn_use_up_no_attempt() {
+    let server =
+        Server::start(move |_: Request| async { Act::Reply(200, r#"{"outcome":"succeeded"}"#.into()) }).await;
+    let config = server.config("rate_limit = \"2/s\"\ntimeout = \"700ms\"\n");
+    let site = Site::start(&config).await;
+    let enqueue = "SELECT musterd.enqueue_many('work', array_fill('{}'::jsonb, ARRAY[8]), max_attempts => 1)";
+    site.client.query(enqueue, &[]).await.unwrap();
+    let ended = "SELECT count(*) FROM musterd.tasks WHERE state IN ('succeeded', 'failed')";
+    eventually(SOON, "all have ended", async || {
+        (site.client.query_one(ended, &[]).await.unwrap().get::<_, i64>(0) == 8).then_some(())
+    })
+    .await;
+    let failed = "SELECT count(*) FROM musterd.tasks WHERE state = 'failed'";
+    assert_eq!(site.client.query_one(failed, &[]).await.unwrap().get::<_, i64>(0), 0);
+    assert_eq!(server.seen().len(), 8);
+}
+
+/// The next turn is in the database: neither a clock that was set back, nor a session that has the row locked, stops a worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_is_a_day_away_or_locked_stops_nothing() {
+    let server = Server::start(move |request: Request| async move { request.all("succeeded") }).await;
+    let site = Site::start(&server.config("rate_limit = \"50/s\"\n")).await;
+    let mut locker = site.db.client().await;
+    all_succeeded(&site.run("work", 2).await, 2);
+    locker.batch_execute("UPDATE musterd.rate_limits SET next_at = now() + interval '1 day'").await.unwrap();
+    all_succeeded(&site.run("work", 2).await, 2);
+    let transaction = locker.transaction().await.unwrap();
+    transaction.batch_execute("UPDATE musterd.rate_limits SET next_at = next_at").await.unwrap();
+    let waits = site.submit("work", 20).await;
+    let why =
+        format!("SELECT count(*) FROM musterd.blocks WHERE batch_id = {waits} AND error LIKE 'rate_limit%'");
+    eventually(SOON, "its rows were given back", async || {
+        (site.client.query_one(&why, &[]).await.unwrap().get::<_, i64>(0) > 0).then_some(())
+    })
+    .await;
+    // The fibers are free for others.
+    all_succeeded(&site.run("noop", 20).await, 20);
+    transaction.rollback().await.unwrap();
+    all_succeeded(&site.ended(waits).await, 20);
 }
