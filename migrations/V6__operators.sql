@@ -163,7 +163,9 @@ DECLARE
 BEGIN
     IF EXISTS (SELECT FROM musterd.batches b WHERE b.id = release.id AND b.aborting AND b.summarized_at IS NULL) THEN
         RETURN 'aborting';
-    ELSIF v_task.state <> 'held' THEN
+    ELSIF v_task.state <> 'held'
+          -- A batch that is not open is held, whatever its record says: tables can be changed by hand.
+          AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = release.id AND NOT b.open AND b.summarized_at IS NULL) THEN
         RETURN (SELECT t.state FROM musterd.tasks t WHERE t.id = release.id);
     END IF;
     PERFORM musterd.record_steering('release', release.id);

@@ -68,8 +68,10 @@ async fn waiting(client: &impl GenericClient, task: &tasks::Shown) -> Result<Rea
 async fn running(client: &impl GenericClient, task: &tasks::Shown) -> Result<Reason, Error> {
     let id = task.id;
     let Some(worker) = &task.worker else {
-        let sentence = format!("task {id} is running, but no worker has it; no known reason applies");
-        return Ok(Reason::new("unexplained", sentence).advise(UNEXPLAINED));
+        let sentence =
+            format!("task {id} is marked as running, and no worker has it: tables were changed by hand");
+        let advice = format!("end it by: musterd task abort {id}; then, to run it: musterd task retry {id}");
+        return Ok(Reason::new("unexplained", sentence).advise(advice));
     };
     if let Some(seconds) = reasons::silent_for(client, worker).await? {
         return Ok(owner_silent(&format!("task {id} is"), worker, Some(seconds)));
