@@ -124,6 +124,11 @@ async fn inside(config: &Config, connection: &OneShot) -> Result<Vec<Check>, tok
     if !missing {
         checks.push(rights(connection).await?);
         checks.push(worker_schema(connection).await);
+        if config.outputs.store == objects::Kind::File {
+            // A user who may not ask was told so above.
+            let machines = health::machines(connection).await.unwrap_or_default();
+            checks.extend(scattered_outputs(&machines));
+        }
     }
     checks.push(clock(server.clock_offset));
     for setting in health::harmful_settings(connection, config.database.max_connections.get()).await? {
@@ -162,6 +167,18 @@ fn clock(offset: Duration) -> Check {
     } else {
         Check::warn("clock", found, "nothing breaks, but times in logs mislead: run NTP on both machines")
     }
+}
+
+/// Files of a directory are where the worker is that ended the batch.
+fn scattered_outputs(machines: &[String]) -> Option<Check> {
+    let found = format!(
+        "outputs.store is \"file\", and workers run on {} machines: {}",
+        machines.len(),
+        machines.join(", ")
+    );
+    let advice = "each of them writes the output files of the batches that it ends into its own outputs.dir, and the API of another does not \
+                  find them: set outputs.store = \"s3\", or give all of them one directory";
+    (machines.len() > 1).then(|| Check::warn("output files", found, advice))
 }
 
 /// A transaction pooler takes LISTEN and session locks away without saying so.

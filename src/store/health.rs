@@ -62,6 +62,13 @@ pub async fn missing_rights(client: &Client) -> Result<Vec<String>, Error> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
+/// The machines on which workers live.
+pub async fn machines(client: &Client) -> Result<Vec<String>, Error> {
+    const SQL: &str =
+        "SELECT DISTINCT w.host FROM musterd.workers w WHERE musterd.is_alive(w.state) ORDER BY 1 LIMIT 20";
+    Ok(client.query(SQL, &[]).await?.iter().map(|row| row.get(0)).collect())
+}
+
 #[derive(Debug)]
 pub struct Setting {
     pub name: String,

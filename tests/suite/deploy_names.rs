@@ -110,8 +110,29 @@ fn probes_ask_what_the_program_answers_on_the_port_it_listens_on() {
                 assert!(rule["from"].is_array(), "{}: everybody may come in", site.overlay);
                 assert_eq!(at(rule, "/ports/0/port"), "http", "{}", site.overlay);
             }
+            goes_out_as_far_as_it_must(&site.overlay, list(policy, "/spec/egress"));
         }
     }
+}
+
+/// To what it is configured for, and never to the metadata service of a cloud.
+fn goes_out_as_far_as_it_must(overlay: &str, rules: &[Value]) {
+    if overlay.contains("development") {
+        return assert_eq!(rules, [serde_json::json!({})]);
+    }
+    let mut reached = Vec::new();
+    for rule in rules {
+        let ports: Vec<u64> =
+            list(rule, "/ports").iter().map(|port| port["port"].as_u64().unwrap()).collect();
+        if ports != [53, 53] {
+            let except = list(rule, "/to/0/ipBlock/except");
+            assert!(except.contains(&"169.254.0.0/16".into()), "{overlay}: {ports:?}");
+            reached.extend(ports);
+        }
+    }
+    let expected: &[u64] =
+        if overlay.contains("production") { &[5432, 6432, 6379, 26379, 443] } else { &[5432, 6432] };
+    assert_eq!(reached, expected, "{overlay}");
 }
 
 /// The work of another namespace is no reason for replicas in this one, and who is busy is not sent away in a hurry.
