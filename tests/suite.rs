@@ -37,6 +37,7 @@ mod suite {
     mod harness;
     mod harness_death;
     mod health;
+    mod held_up;
     mod hostile;
     mod image;
     mod latency;
