@@ -13,10 +13,13 @@ pub enum Turn {
     TooFar(Duration),
 }
 
-/// Reserves the next turn if it comes within `most`. Turns that nobody took are gone: there are no bursts.
+/// No turn is ever reserved further ahead than this.
+pub const FURTHEST: Duration = Duration::from_secs(1);
+
+/// Reserves the next turn if it comes within `most`, and within [`FURTHEST`]. Turns that nobody took are gone: there are no bursts.
 ///
-/// So no turn is ever reserved further ahead than `most`. One that is was reserved before the server's clock was set back, or by a
-/// slower limit: it does not count. A row that another session has locked is not waited for.
+/// A turn that is further ahead was reserved before the server's clock was set back, or by a slower limit: it does not count. A row that
+/// another session has locked is not waited for.
 pub async fn reserve(
     client: &ClientWrapper,
     name: &str,
@@ -31,22 +34,23 @@ pub async fn reserve(
             INSERT INTO musterd.rate_limits AS r (name, next_at)
             SELECT $1, s.now + s.step FROM s
                 ON CONFLICT (name) DO UPDATE
-               SET next_at = CASE WHEN r.next_at > EXCLUDED.next_at + pg_catalog.make_interval(secs => $3::float8 + 1) THEN EXCLUDED.next_at
+               SET next_at = CASE WHEN r.next_at > EXCLUDED.next_at + pg_catalog.make_interval(secs => $4::float8 + 1) THEN EXCLUDED.next_at
                                   ELSE GREATEST(r.next_at + pg_catalog.make_interval(secs => $2), EXCLUDED.next_at) END
-             WHERE r.next_at <= EXCLUDED.next_at + pg_catalog.make_interval(secs => $3 - $2)
-                OR r.next_at > EXCLUDED.next_at + pg_catalog.make_interval(secs => $3 + 1)
+             WHERE r.next_at <= EXCLUDED.next_at + pg_catalog.make_interval(secs => $3::float8 - $2)
+                OR r.next_at > EXCLUDED.next_at + pg_catalog.make_interval(secs => $4 + 1)
             RETURNING r.next_at)
         SELECT EXTRACT(EPOCH FROM r.next_at - s.now)::float8 - $2 AS reserved,
                (SELECT EXTRACT(EPOCH FROM l.next_at - s.now)::float8 FROM musterd.rate_limits l WHERE l.name = $1) AS free
           FROM s LEFT JOIN reserved r ON true";
     let statement = client.prepare_cached(SQL).await?;
-    let row = client.query_one(&statement, &[&name, &interval.as_secs_f64(), &most.as_secs_f64()]).await?;
+    let seconds = [interval, most.min(FURTHEST), FURTHEST].map(|length| length.as_secs_f64());
+    let row = client.query_one(&statement, &[&name, &seconds[0], &seconds[1], &seconds[2]]).await?;
     let wait = |column| {
         row.get::<_, Option<f64>>(column).map(|wait| Duration::try_from_secs_f64(wait).unwrap_or_default())
     };
     Ok(match wait("reserved") {
         Some(wait) => Turn::Reserved(wait),
         // The first turns of all are being reserved at this moment: their row is not to be seen yet.
-        None => Turn::TooFar(wait("free").unwrap_or_default().max(most)),
+        None => Turn::TooFar(wait("free").unwrap_or(FURTHEST).max(Duration::from_millis(50))),
     })
 }

@@ -142,19 +142,13 @@ async fn a_block_or_a_claim_that_cannot_be_freed_keeps_no_other_with_the_dead() 
         SELECT gen_random_uuid(), 'gone-1-1', queue, command, tasks, number, count, 0 FROM musterd.task_tickets;
         DELETE FROM musterd.task_tickets";
     client.batch_execute(hold).await.unwrap();
-    refuse(client, "blocks", "batch_id", stuck).await;
-    client.batch_execute(&format!("CREATE TRIGGER refuse BEFORE UPDATE ON musterd.task_records FOR EACH ROW WHEN (OLD.id = {}) EXECUTE FUNCTION public.refuse()", tasks[0])).await.unwrap();
-    client
-        .batch_execute(&format!(
-            "CREATE OR REPLACE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-         BEGIN
-             IF TG_TABLE_NAME = 'task_records' THEN RAISE EXCEPTION 'not this one'; END IF;
-             IF OLD.batch_id = {stuck} THEN RAISE EXCEPTION 'not this one'; END IF;
-             RETURN NEW;
-         END $$"
-        ))
-        .await
-        .unwrap();
+    let refusals = format!(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;
+         CREATE TRIGGER refuse BEFORE UPDATE ON musterd.task_records FOR EACH ROW WHEN (OLD.id = {}) EXECUTE FUNCTION public.refuse();
+         CREATE TRIGGER refuse BEFORE DELETE ON musterd.blocks FOR EACH ROW WHEN (OLD.batch_id = {stuck}) EXECUTE FUNCTION public.refuse()",
+        tasks[0]
+    );
+    client.batch_execute(&refusals).await.unwrap();
     let daemon = Daemon::builder(&db, &format!("{SHORT}{QUICK}")).start();
     assert_eq!(ledger.end_of(other, SOON).await, End::succeeded(3));
     assert_eq!(end_of(client, tasks[1]).await, "succeeded");

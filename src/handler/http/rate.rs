@@ -17,8 +17,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The longest a fiber waits for its turn.
-const MOST: Duration = Duration::from_secs(1);
 /// Until the next question when the database gave no answer.
 const NO_ANSWER: Duration = Duration::from_secs(1);
 
@@ -112,8 +110,10 @@ impl Turns {
     }
 
     /// Waits for its turn, if that comes soon. Without the database it cannot be known whose turn it is: then nothing is sent.
-    pub(super) async fn wait(&self) -> Result<(), NoTurn> {
-        match self.reserve().await {
+    ///
+    /// Of the time that a task has, most is for its request.
+    pub(super) async fn wait(&self, timeout: Duration) -> Result<(), NoTurn> {
+        match self.reserve(timeout / 4).await {
             Ok(Turn::Reserved(wait)) => {
                 tokio::time::sleep(wait).await;
                 Ok(())
@@ -145,9 +145,9 @@ impl Turns {
         NoTurn { error, after }
     }
 
-    async fn reserve(&self) -> Result<Turn, String> {
+    async fn reserve(&self, most: Duration) -> Result<Turn, String> {
         let client = self.database.connection().await.map_err(|error| describe(&error))?;
-        rates::reserve(&client, &self.name, self.interval, MOST).await.map_err(|error| describe(&error))
+        rates::reserve(&client, &self.name, self.interval, most).await.map_err(|error| describe(&error))
     }
 }
 

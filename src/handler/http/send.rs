@@ -45,7 +45,7 @@ impl Http {
         };
         // The turn comes last: a request that waits for anything else after it would come late and in a crowd.
         if let Some(rate) = &self.rate
-            && let Err(NoTurn { error, after }) = rate.wait().await
+            && let Err(NoTurn { error, after }) = rate.wait(timeout).await
         {
             return Answer::Unavailable { error, after };
         }
