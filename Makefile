@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test test-cluster test-families test-outputs test-pooler test-rollout test-upload test-versions fuzz fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
+.PHONY: help run dev test test-cluster test-families test-outputs test-pooler test-retention test-rollout test-upload test-versions fuzz fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ test-families: setup-test ## Run 10,000 parents with 8 children each on three re
 
 test-outputs: setup-test ## Run a million rows with a gigabyte of outputs on both stores, and show the worker's memory
 	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture a_million_rows_with_a_gigabyte
+
+# Minutes, and figures at its end.
+test-retention: setup-test ## Prune 10,000,000 rows beside a running batch, and see the tables stop growing over 20 rounds
+	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture --test-threads 1 retention_load
 
 # Everything of batches and tasks again, with PgBouncer between the replicas and the database. Not in make test, which has a
 # cross-section of it: it takes as long as those suites do, twice. Left out: schedules of statements, and a measure of LISTEN.

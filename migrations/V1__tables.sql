@@ -81,6 +81,7 @@ CREATE TABLE musterd.task_records (
     finished_at      timestamptz,
     result           jsonb,
     error            text,
+    data_gone_at     timestamptz,
     CHECK (child_key IS NULL OR parent_id IS NOT NULL)
 -- Half of a page stays free: every record is written twice, and its end, which fits in beside it, then costs a fifth less WAL and a
 -- tenth less processor time.
@@ -121,6 +122,8 @@ COMMENT ON COLUMN musterd.task_records.claimed_at IS
     'The latest claim; written with the outcome, and at the first claim of a task with a dedup_key, whose window it ends.';
 COMMENT ON COLUMN musterd.task_records.error IS
     'Of the last failed attempt; null again once an attempt succeeds. A waiting parent with an error ends as failed.';
+COMMENT ON COLUMN musterd.task_records.data_gone_at IS
+    'When retention emptied its payload, result and error (of a batch: its context); null: they are there.';
 COMMENT ON COLUMN musterd.task_records.submitted_by IS
     'The login, or the role of its SET ROLE, that submitted it; of a child and of an on_done task its parent''s or batch''s.';
 COMMENT ON COLUMN musterd.task_records.traceparent IS 'W3C trace context of the producer that enqueued it.';
@@ -241,8 +244,17 @@ CREATE TABLE musterd.batches (
     failed             int,
     aborted            int,
     summarized_at      timestamptz,
+    keep               interval CHECK (keep > interval '0'),
+    data_held          boolean NOT NULL DEFAULT false,
+    data_gone_at       timestamptz,
+    data_deleted       boolean NOT NULL DEFAULT false,
+    outputs_gone       boolean NOT NULL DEFAULT false,
+    record_until       timestamptz,
+    archive            jsonb,
     CHECK (NOT (open AND (aborting OR summarized_at IS NOT NULL))),
-    CHECK (summarized_at IS NULL OR succeeded + failed + aborted = rows)
+    CHECK (summarized_at IS NULL OR succeeded + failed + aborted = rows),
+    CHECK (data_gone_at IS NULL OR summarized_at IS NOT NULL),
+    CHECK (data_gone_at IS NOT NULL OR NOT data_deleted)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
 -- No fillfactor: turn is in the index the carve reads, so a carve is not HOT either way; frequent vacuums keep it short.
 
@@ -272,9 +284,18 @@ COMMENT ON COLUMN musterd.batches.on_budget IS 'What to do as soon as more rows 
 COMMENT ON COLUMN musterd.batches.outputs IS 'The output files, as the completing worker uploaded them.';
 COMMENT ON COLUMN musterd.batches.aborted IS 'rows - succeeded - failed, at the end; aborted rows have no result.';
 COMMENT ON COLUMN musterd.batches.summarized_at IS 'Set once per generation; with it the batch has ended.';
+COMMENT ON COLUMN musterd.batches.keep IS 'How long its data stays after its end. Null: as [retention] says.';
+COMMENT ON COLUMN musterd.batches.data_held IS 'Its data stays until release_data.';
+COMMENT ON COLUMN musterd.batches.data_gone_at IS 'From then on its rows cannot be read: retention deletes them, or has deleted them.';
+COMMENT ON COLUMN musterd.batches.data_deleted IS 'Nothing is left of its rows.';
+COMMENT ON COLUMN musterd.batches.outputs_gone IS 'Its output files were deleted with them.';
+COMMENT ON COLUMN musterd.batches.record_until IS 'With data_gone_at: until when this record stays, as the times were then. Null: for ever.';
+COMMENT ON COLUMN musterd.batches.archive IS 'Where its rows with their results were written before they went.';
 
 CREATE INDEX batches_carve ON musterd.batches (queue, priority, turn) WHERE open AND next_line <= rows AND NOT canary_only;
 CREATE INDEX batches_unsummarized ON musterd.batches (id) WHERE summarized_at IS NULL;
+-- What retention looks through: batches that have ended and still have their rows.
+CREATE INDEX batches_with_data ON musterd.batches (id) WHERE summarized_at IS NOT NULL AND NOT data_deleted;
 
 -- ------------------------------------------------------------------------------------------ chunks, blocks, outcomes, failures
 -- No foreign keys from here: their checks lock the batch, and a flush and an abort would deadlock over it.
@@ -288,7 +309,9 @@ CREATE TABLE musterd.chunks (
     CHECK (first_line >= 1 AND last_line >= first_line),
     -- A raw line feed inside a value would shift every line behind it.
     CHECK (octet_length(inputs) - octet_length(replace(inputs, E'\n', '')) = last_line - first_line)
-) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000);
+) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000, autovacuum_vacuum_scale_factor = 0.05,
+        toast.autovacuum_vacuum_scale_factor = 0.05);
+-- Retention deletes in bites; the space of a twentieth of the rows is used again before more is asked of the disk.
 COMMENT ON TABLE musterd.chunks IS
     'The inputs of a batch: lines first_line to last_line, one JSON value each, separated by line feeds. A chunk has at most '
     '500 lines and ends with the row that brings it to 256 KiB. Chunks of a batch follow each other without gaps from line 1 '
@@ -382,7 +405,8 @@ CREATE TABLE musterd.outcomes (
     -- Null passes: no line has a value.
     CHECK (octet_length(results) - octet_length(replace(results, E'\n', '')) = succeeded - 1),
     CHECK (octet_length(outputs) - octet_length(replace(outputs, E'\n', '')) = succeeded - 1)
-) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000);
+) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000, autovacuum_vacuum_scale_factor = 0.05,
+        toast.autovacuum_vacuum_scale_factor = 0.05);
 COMMENT ON TABLE musterd.outcomes IS
     'What a flush wrote for a block, one tuple for each stripe of 10,000 lines: the lines that succeeded, their results and '
     'output texts, and how many failed. Written once, never changed. The progress of a batch is a sum over it: succeeded of '
@@ -427,7 +451,8 @@ CREATE TABLE musterd.failures (
     run_seconds real,
     -- With group and attempt in the index, a million failures are counted by group without the table.
     PRIMARY KEY (batch_id, line) INCLUDE (error_group, attempt)
-) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000);
+) WITH (autovacuum_vacuum_insert_threshold = 10000, autovacuum_analyze_threshold = 5000, autovacuum_vacuum_scale_factor = 0.05,
+        toast.autovacuum_vacuum_scale_factor = 0.05);
 COMMENT ON TABLE musterd.failures IS
     'The rows that failed, one tuple each: there are few of them, and people look at each. Moved to failures_history when '
     'they are run again.';
@@ -508,6 +533,49 @@ CREATE TABLE musterd.rate_limits (
 COMMENT ON TABLE musterd.rate_limits IS
     'Handlers with a rate_limit: the moment of the next free turn, reserved request by request by all replicas.';
 
+-- -------------------------------------------------------------------------------------------------------------- retention
+-- What the live configuration declares. Of times that never come: 10,000 years, so that comparing them needs no special case.
+
+CREATE TABLE musterd.retention (
+    only_row    boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    data        interval NOT NULL CHECK (data > interval '0'),
+    records     interval NOT NULL CHECK (records > interval '0'),
+    held        interval NOT NULL CHECK (held > interval '0'),
+    archive     boolean NOT NULL,
+    outputs     boolean NOT NULL,
+    declared_at timestamptz NOT NULL DEFAULT now(),
+    passed_at   timestamptz,
+    ended_at    timestamptz,
+    trouble     text,
+    round_at    timestamptz,
+    walked_to   bigint NOT NULL DEFAULT 0
+);
+COMMENT ON TABLE musterd.retention IS
+    'One row, or none before the first worker has started: [retention] of the worker that started last, and how far its passes are. Without '
+    'it nothing is pruned.';
+COMMENT ON COLUMN musterd.retention.data IS 'From its end on the rows of a batch, and the body of a task, stay this long.';
+COMMENT ON COLUMN musterd.retention.records IS 'The task and batch rows themselves, and events; never shorter than data.';
+COMMENT ON COLUMN musterd.retention.held IS 'What is held and untouched for this long is aborted.';
+COMMENT ON COLUMN musterd.retention.archive IS 'Rows and results are written to the store of the outputs before they go.';
+COMMENT ON COLUMN musterd.retention.outputs IS 'Output files go with the data.';
+COMMENT ON COLUMN musterd.retention.passed_at IS 'When the latest pass began; ended_at: when it ended.';
+COMMENT ON COLUMN musterd.retention.trouble IS 'What kept data of the latest pass from going.';
+COMMENT ON COLUMN musterd.retention.round_at IS 'When the walk through all tasks began at the first one again.';
+COMMENT ON COLUMN musterd.retention.walked_to IS 'Up to this task the walk has come.';
+
+CREATE TABLE musterd.retention_rules (
+    name    text PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 200),
+    queue   text,
+    command text,
+    state   musterd.state CHECK (state IN ('succeeded', 'failed', 'aborted')),
+    data    interval CHECK (data > interval '0'),
+    records interval CHECK (records > interval '0'),
+    CHECK (num_nonnulls(queue, command, state) > 0),
+    CHECK (num_nonnulls(data, records) > 0)
+);
+COMMENT ON TABLE musterd.retention_rules IS
+    'Other times for some work. Of the rules that match, the one that names more counts, of those the one that keeps longer.';
+
 -- ----------------------------------------------------------------------------------------------------------------- events
 
 CREATE TABLE musterd.events (
@@ -523,10 +591,11 @@ CREATE TABLE musterd.events (
 );
 COMMENT ON TABLE musterd.events IS
     'What operators did, and what Muster did without being asked: written in the transaction of the change by the function that '
-    'makes it, and never changed. Nothing is written per row or per task. No role may insert here, update or delete.';
+    'makes it, and never changed; retention deletes them with the records. Nothing is written per row or per task. No role may insert here, '
+    'update or delete.';
 COMMENT ON COLUMN musterd.events.kind IS
-    'By request: hold, release, abort, redrive, retry, pause, resume. By Muster: budget_hold, budget_abort, canary_hold, '
-    'canary_release, worker_dead, lines_reopened, tickets_reissued, unbalanced.';
+    'By request: hold, release, abort, redrive, retry, pause, resume, hold_data, release_data. By Muster: budget_hold, budget_abort, canary_hold, '
+    'canary_release, worker_dead, lines_reopened, tickets_reissued, unbalanced, abandoned, prune.';
 COMMENT ON COLUMN musterd.events.actor IS 'The login of the session.';
 COMMENT ON COLUMN musterd.events.client IS
     'The name of the API token that asked for it, as the HTTP API says. Only members of musterd_worker are believed.';

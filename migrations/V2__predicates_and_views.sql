@@ -95,7 +95,7 @@ SELECT r.id, r.parent_id, r.queue, r.command, r.payload, r.priority,
        (SELECT k.worker FROM musterd.task_claims k WHERE r.state = 'queued' AND k.tasks @> r.id AND k.number = r.ticket LIMIT 1) AS worker,
        COALESCE((SELECT k.claimed_at FROM musterd.task_claims k
                   WHERE r.state = 'queued' AND k.tasks @> r.id AND k.number = r.ticket LIMIT 1), r.claimed_at) AS claimed_at,
-       r.result, r.error, r.created_at, r.finished_at, r.traceparent, r.submitted_by
+       r.result, r.error, r.created_at, r.finished_at, r.traceparent, r.submitted_by, r.data_gone_at
   FROM musterd.task_records r;
 COMMENT ON VIEW musterd.tasks IS
     'Units of work and scopes, with their states as people see them. A batch is a task that has a row in batches; it is never '
@@ -173,6 +173,84 @@ SELECT u.id
    AND NOT EXISTS (SELECT FROM musterd.task_waits w JOIN musterd.task_records t ON t.id = w.after_id
                     WHERE w.task_id = u.id AND NOT musterd.is_final(t.state));
 COMMENT ON VIEW musterd.uncles_ready IS 'Uncles whose dependencies have all ended, and which were not started yet.';
+
+-- -------------------------------------------------------------------------------------------------------------- retention
+
+CREATE FUNCTION musterd.retention_of(p_queue text, p_command text, p_state musterd.state) RETURNS TABLE (data interval, records interval)
+LANGUAGE sql STABLE ROWS 1 AS $$
+    SELECT g.data, GREATEST(g.data, g.records)
+      FROM (SELECT COALESCE((SELECT r.data FROM musterd.retention_rules r
+                              WHERE r.data IS NOT NULL AND (r.queue IS NULL OR r.queue = p_queue)
+                                AND (r.command IS NULL OR r.command = p_command) AND (r.state IS NULL OR r.state = p_state)
+                              ORDER BY pg_catalog.num_nonnulls(r.queue, r.command, r.state) DESC, r.data DESC LIMIT 1), d.data) AS data,
+                   COALESCE((SELECT r.records FROM musterd.retention_rules r
+                              WHERE r.records IS NOT NULL AND (r.queue IS NULL OR r.queue = p_queue)
+                                AND (r.command IS NULL OR r.command = p_command) AND (r.state IS NULL OR r.state = p_state)
+                              ORDER BY pg_catalog.num_nonnulls(r.queue, r.command, r.state) DESC, r.records DESC LIMIT 1), d.records) AS records
+              FROM musterd.retention d) g
+$$;
+COMMENT ON FUNCTION musterd.retention_of(text, text, musterd.state) IS
+    'How long the data and the record of work that ended in this state stay. No row: no worker has declared it, and everything stays.';
+
+CREATE FUNCTION musterd.shortest_retention() RETURNS interval
+LANGUAGE sql STABLE AS $$
+    SELECT LEAST(d.data, d.records, d.held, (SELECT pg_catalog.min(LEAST(r.data, r.records)) FROM musterd.retention_rules r))
+      FROM musterd.retention d
+$$;
+COMMENT ON FUNCTION musterd.shortest_retention() IS 'The shortest time that any of the rules names; null: nothing is declared.';
+
+CREATE VIEW musterd.batches_to_prune AS
+SELECT b.id, b.uid, b.generation, b.rows, b.command, b.queue, b.data_gone_at, e.ended_at,
+       CASE WHEN r.records < interval '9000 years' THEN e.ended_at + r.records END AS record_until
+  FROM musterd.batches b
+  JOIN musterd.task_records t ON t.id = b.id
+  LEFT JOIN musterd.task_records p ON p.id = t.parent_id
+ CROSS JOIN LATERAL (SELECT GREATEST(b.summarized_at, p.finished_at) AS ended_at) e
+ CROSS JOIN LATERAL musterd.retention_of(b.queue, b.command, t.state) r
+ WHERE b.summarized_at IS NOT NULL AND NOT b.data_deleted
+   AND (b.data_gone_at IS NOT NULL
+        OR (NOT b.data_held
+            AND (p.id IS NULL OR musterd.is_final(p.state))
+            AND e.ended_at + COALESCE(b.keep, r.data) <= pg_catalog.now()
+            AND NOT EXISTS (SELECT FROM musterd.task_waits w WHERE w.after_id IN (b.id, p.id))));
+COMMENT ON VIEW musterd.batches_to_prune IS
+    'Batches whose rows may go, and those whose rows are going (data_gone_at). Not before the scope that they belong to has ended, and not '
+    'while a task waits for one of the two.';
+
+CREATE VIEW musterd.trees_to_prune AS
+SELECT t.id,
+       t.finished_at + r.records <= pg_catalog.now()
+           AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id AND NOT b.data_deleted)
+           AND NOT EXISTS (SELECT FROM musterd.task_records c
+                            WHERE c.parent_id = t.id
+                              AND (NOT musterd.is_final(c.state)
+                                   OR EXISTS (SELECT FROM musterd.task_waits w WHERE w.after_id = c.id)
+                                   OR EXISTS (SELECT FROM musterd.batches b WHERE b.id = c.id AND NOT b.data_deleted))) AS whole
+  FROM musterd.task_records t
+ CROSS JOIN LATERAL musterd.retention_of(t.queue, t.command, t.state) r
+ WHERE t.parent_id IS NULL AND musterd.is_final(t.state)
+   AND t.finished_at + r.data <= pg_catalog.now()
+   AND NOT EXISTS (SELECT FROM musterd.task_waits w WHERE w.after_id = t.id);
+COMMENT ON VIEW musterd.trees_to_prune IS
+    'Top-level tasks whose bodies may go, with those of their children; whole: their records, too. A tree goes by the queue, command, '
+    'state and end of its top-level task. Not while a task waits for it. Ask for given ids.';
+
+CREATE FUNCTION musterd.data_is_gone(p_id bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_batch musterd.batches;
+BEGIN
+    SELECT b.* INTO v_batch FROM musterd.batches b WHERE b.id = p_id;
+    IF v_batch.data_gone_at IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'MU410',
+            MESSAGE = concat(format('the data of batch %s went on %s; its record stays ', p_id, v_batch.data_gone_at::timestamptz(0)),
+                             COALESCE('until ' || v_batch.record_until::timestamptz(0)::text, 'for ever'),
+                             '; its rows are archived in ' || (v_batch.archive ->> 'location'));
+    END IF;
+    RETURN false;
+END $$;
+COMMENT ON FUNCTION musterd.data_is_gone(bigint) IS
+    'Internal: raises MU410 when the rows of this batch went with retention, and says when and where the archive is; else false.';
 
 -- ------------------------------------------------------------------------------------------------------- sets of lines
 
@@ -264,7 +342,8 @@ LANGUAGE sql STABLE SECURITY DEFINER ROWS 500 SET search_path = pg_catalog, pg_t
     WITH b AS MATERIALIZED (
         SELECT b.summarized_at, int4range(GREATEST(p_from, 1), LEAST(p_to, b.rows) + 1) AS page
           FROM musterd.batches b
-         WHERE b.id = p_batch AND p_from <= b.rows AND p_to >= 1 AND p_from <= p_to AND musterd.may_see(p_batch)),
+         WHERE b.id = p_batch AND p_from <= b.rows AND p_to >= 1 AND p_from <= p_to
+           AND CASE WHEN musterd.may_see(p_batch) THEN b.data_gone_at IS NULL OR NOT musterd.data_is_gone(p_batch) ELSE false END),
     i AS MATERIALIZED (
         SELECT c.first_line + t.n::int - 1 AS line, t.input
           FROM b
@@ -307,7 +386,7 @@ COMMENT ON FUNCTION musterd.batch_rows(bigint, int, int) IS
     'A page of a batch: lines p_from to p_to in order, each with its input as it was submitted, its state and what became of it. '
     'The state is the outcome''s; else aborted if the batch has ended; else running if an owned block has the line; else queued. '
     'attempt is the one that ended, is running or comes next; null for a line that was never claimed. Of a batch that the caller '
-    'may not read there are no lines.';
+    'may not read there are no lines. MU410 when retention has taken them.';
 
 CREATE FUNCTION musterd.batch_row(p_batch bigint, p_line int)
 RETURNS TABLE (line int, state musterd.state, attempt int, input json, result json, error text, outputs json, finished_at timestamptz,
@@ -337,7 +416,13 @@ SELECT b.id,
        t.parent_id,
        t.created_at,
        t.finished_at,
-       b.outputs
+       b.outputs,
+       b.data_gone_at,
+       b.record_until,
+       b.outputs_gone,
+       b.archive,
+       b.data_held,
+       b.keep
   FROM musterd.batches b
   JOIN musterd.task_records t ON t.id = b.id
  CROSS JOIN LATERAL (

@@ -34,6 +34,17 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION musterd.check_batch(int, interval, int, real, text, text) IS 'Internal: refuses what cannot be a batch.';
 
+CREATE FUNCTION musterd.check_keep(p_keep interval) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_keep <= interval '0' OR p_keep > interval '365250 days' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('keep is %s', p_keep),
+            HINT = 'It is above zero and at most 1000 years; left out, the data stays as long as [retention] says. For as long as you like: musterd.hold_data(id).';
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.check_keep(interval) IS 'Internal: refuses a time that data cannot be kept for.';
+
 CREATE FUNCTION musterd.open_batch(p_id bigint, p_command text, p_queue text DEFAULT NULL, p_context jsonb DEFAULT '{}',
                                    p_priority int DEFAULT NULL, p_idempotency_key text DEFAULT NULL,
                                    p_hold boolean DEFAULT false, p_max_attempts int DEFAULT NULL,
@@ -41,7 +52,7 @@ CREATE FUNCTION musterd.open_batch(p_id bigint, p_command text, p_queue text DEF
                                    p_max_failed_percent real DEFAULT NULL, p_on_done text DEFAULT NULL,
                                    p_on_budget text DEFAULT NULL, p_parent_id bigint DEFAULT NULL,
                                    p_traceparent text DEFAULT NULL, p_rows int DEFAULT 0,
-                                   p_request_hash bytea DEFAULT NULL) RETURNS bigint
+                                   p_request_hash bytea DEFAULT NULL, p_keep interval DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_task musterd.task_records;
@@ -49,6 +60,7 @@ DECLARE
     v_id   bigint;
 BEGIN
     PERFORM musterd.check_batch(p_max_attempts, p_row_timeout, p_max_failed, p_max_failed_percent, p_on_done, p_on_budget);
+    PERFORM musterd.check_keep(p_keep);
     LOOP
         INSERT INTO musterd.task_records (id, parent_id, queue, command, payload, priority, state, run_at, idempotency_key,
                                    request_hash, traceparent)
@@ -66,9 +78,9 @@ BEGIN
     END LOOP;
 
     INSERT INTO musterd.batches (id, queue, command, priority, open, rows, max_attempts, row_timeout, max_failed,
-                                 max_failed_percent, on_done, on_budget)
+                                 max_failed_percent, on_done, on_budget, keep)
     VALUES (p_id, v_task.queue, p_command, v_task.priority, NOT v_hold, p_rows, p_max_attempts, p_row_timeout,
-            COALESCE(p_max_failed, 0), p_max_failed_percent, p_on_done, p_on_budget);
+            COALESCE(p_max_failed, 0), p_max_failed_percent, p_on_done, p_on_budget, p_keep);
     IF v_hold THEN
         RETURN p_id;
     ELSIF p_rows > 0 THEN
@@ -78,7 +90,7 @@ BEGIN
     END IF;
     RETURN p_id;
 END $$;
-COMMENT ON FUNCTION musterd.open_batch(bigint, text, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text, int, bytea) IS
+COMMENT ON FUNCTION musterd.open_batch(bigint, text, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text, int, bytea, interval) IS
     'Makes the batch for chunks that this transaction has written, or will write, under an id from reserve_batch_id. Returns '
     'that id; another id when the idempotency key stands for an earlier batch: roll back, it has these rows already. '
     'An empty batch that is not held ends here.';

@@ -321,7 +321,7 @@ CREATE FUNCTION musterd.submit_batch(command text, rows jsonb[], queue text DEFA
                                      row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
                                      max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
                                      on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
-                                     traceparent text DEFAULT NULL) RETURNS bigint
+                                     traceparent text DEFAULT NULL, keep interval DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_rows text[] := musterd.row_texts(submit_batch.rows);
@@ -333,7 +333,7 @@ BEGIN
         -- A hash of hashes: 32 bytes a row, however large the rows are. jsonb has one text per value.
         SELECT sha256(COALESCE(string_agg(sha256(convert_to(r.input, 'UTF8')), '' ORDER BY r.line), '')
                || convert_to(jsonb_build_array('batch', command, queue, context, priority, hold, max_attempts, row_timeout,
-                                               max_failed, max_failed_percent, on_done, on_budget, parent_id)::text, 'UTF8'))
+                                               max_failed, max_failed_percent, on_done, on_budget, parent_id, keep)::text, 'UTF8'))
           INTO v_hash FROM unnest(v_rows) WITH ORDINALITY r (input, line);
     END IF;
     IF parent_id IS NOT NULL THEN
@@ -342,13 +342,13 @@ BEGIN
     v_new := musterd.reserve_batch_id();
     v_id := musterd.open_batch(v_new, command, queue, context, priority, idempotency_key, hold, max_attempts, row_timeout,
                                max_failed, max_failed_percent, on_done, on_budget, parent_id, traceparent,
-                               cardinality(v_rows), v_hash);
+                               cardinality(v_rows), v_hash, keep);
     IF v_id = v_new THEN
         PERFORM musterd.cut_chunks(v_new, 0, v_rows);
     END IF;
     RETURN v_id;
 END $$;
-COMMENT ON FUNCTION musterd.submit_batch(text, jsonb[], text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+COMMENT ON FUNCTION musterd.submit_batch(text, jsonb[], text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text, interval) IS
     'Adds a batch with its rows and returns its id. A repeat with the same idempotency_key returns the same id; with another '
     'body it is a conflict (23505). An empty batch ends at once, unless held.';
 
@@ -358,14 +358,14 @@ CREATE FUNCTION musterd.submit_batch(command text, rows jsonb, queue text DEFAUL
                                      row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
                                      max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
                                      on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
-                                     traceparent text DEFAULT NULL) RETURNS bigint
+                                     traceparent text DEFAULT NULL, keep interval DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN musterd.submit_batch(command, musterd.row_array(submit_batch.rows), queue, context, priority, idempotency_key,
                                 hold, max_attempts, row_timeout, max_failed, max_failed_percent, on_done, on_budget,
-                                parent_id, traceparent);
+                                parent_id, traceparent, keep);
 END $$;
-COMMENT ON FUNCTION musterd.submit_batch(text, jsonb, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+COMMENT ON FUNCTION musterd.submit_batch(text, jsonb, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text, interval) IS
     'The same, with the rows as one JSON array.';
 
 CREATE FUNCTION musterd.submit_batch(command text, rows json, queue text DEFAULT NULL, context jsonb DEFAULT '{}',
@@ -374,14 +374,14 @@ CREATE FUNCTION musterd.submit_batch(command text, rows json, queue text DEFAULT
                                      row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
                                      max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
                                      on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
-                                     traceparent text DEFAULT NULL) RETURNS bigint
+                                     traceparent text DEFAULT NULL, keep interval DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN musterd.submit_batch(command, musterd.row_array(submit_batch.rows::text), queue, context, priority, idempotency_key,
                                 hold, max_attempts, row_timeout, max_failed, max_failed_percent, on_done, on_budget,
-                                parent_id, traceparent);
+                                parent_id, traceparent, keep);
 END $$;
-COMMENT ON FUNCTION musterd.submit_batch(text, json, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+COMMENT ON FUNCTION musterd.submit_batch(text, json, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text, interval) IS
     'The same, with the rows as one JSON array of type json.';
 
 -- Without this form, a literal or an untyped parameter would fit two others and be refused as not unique.
@@ -391,14 +391,14 @@ CREATE FUNCTION musterd.submit_batch(command text, rows text, queue text DEFAULT
                                      row_timeout interval DEFAULT NULL, max_failed int DEFAULT 0,
                                      max_failed_percent real DEFAULT NULL, on_done text DEFAULT NULL,
                                      on_budget text DEFAULT NULL, parent_id bigint DEFAULT NULL,
-                                     traceparent text DEFAULT NULL) RETURNS bigint
+                                     traceparent text DEFAULT NULL, keep interval DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN musterd.submit_batch(command, musterd.row_array(submit_batch.rows), queue, context, priority, idempotency_key,
                                 hold, max_attempts, row_timeout, max_failed, max_failed_percent, on_done, on_budget,
-                                parent_id, traceparent);
+                                parent_id, traceparent, keep);
 END $$;
-COMMENT ON FUNCTION musterd.submit_batch(text, text, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text) IS
+COMMENT ON FUNCTION musterd.submit_batch(text, text, text, jsonb, int, text, boolean, int, interval, int, real, text, text, bigint, text, interval) IS
     'The same, with the rows as the text of a JSON array. A literal without a type comes here: PostgreSQL prefers text.';
 
 CREATE FUNCTION musterd.append_rows(batch_id bigint, rows jsonb[], idempotency_key text DEFAULT NULL) RETURNS int

@@ -1,4 +1,5 @@
--- What operators call on tasks, batches and queues, and producers on what they submitted: hold, release, abort, redrive, retry, pause, resume.
+-- What operators call on tasks, batches and queues, and producers on what they submitted: hold, release, abort, redrive, retry, pause, resume,
+-- hold_data, release_data.
 --
 -- Rule of this file: lock first, then decide; and a second call changes nothing. hold, release and abort take batches and
 -- tasks alike and return the state the thing is in afterwards ('aborting' for one that is on its way to aborted). What changes
@@ -343,6 +344,8 @@ BEGIN
     ELSIF v_batch.summarized_at IS NULL THEN
         state := CASE WHEN v_batch.aborting THEN 'aborting' ELSE v_task.state::text END;
         RETURN;
+    ELSIF musterd.data_is_gone(redrive.id) THEN
+        RETURN;  -- it has raised
     ELSIF v_batch.aborting THEN
         RAISE EXCEPTION 'batch % was aborted, which is for good', redrive.id
             USING ERRCODE = 'check_violation', HINT = 'Export its rows and submit them as a new batch.';
@@ -453,6 +456,9 @@ BEGIN
         UPDATE musterd.task_records t SET run_at = now(), ticket = t.ticket + 1 WHERE t.id = retry_task.id;
     ELSIF v_task.state NOT IN ('failed', 'aborted') THEN
         RETURN (SELECT t.state FROM musterd.tasks t WHERE t.id = retry_task.id);
+    ELSIF v_task.data_gone_at IS NOT NULL THEN
+        RAISE EXCEPTION 'the payload of task % went on %', retry_task.id, v_task.data_gone_at::timestamptz(0)
+            USING ERRCODE = 'MU410', HINT = 'Enqueue it again, with its payload.';
     ELSIF EXISTS (SELECT FROM musterd.batches b WHERE b.id = retry_task.id) THEN
         RAISE EXCEPTION 'task % is a batch', retry_task.id
             USING ERRCODE = 'check_violation', HINT = format('To run its failed rows again: musterd.redrive(%s).', retry_task.id);
@@ -479,6 +485,42 @@ END $$;
 COMMENT ON FUNCTION musterd.retry_task(bigint) IS
     'By hand: runs a failed or aborted task again, from its first attempt, or a scheduled one at once. Returns the state '
     'afterwards; what runs, waits or succeeded is left as it is.';
+
+-- --------------------------------------------------------------------------------------------------------- data that stays
+
+CREATE FUNCTION musterd.keep_data(p_id bigint, p_held boolean) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM musterd.check_isolation();
+    PERFORM musterd.check_submitter(p_id);
+    PERFORM 1 FROM musterd.batches b WHERE b.id = p_id FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no batch %', p_id USING ERRCODE = 'no_data_found';
+    END IF;
+    PERFORM musterd.data_is_gone(p_id);
+    UPDATE musterd.batches b SET data_held = p_held WHERE b.id = p_id AND b.data_held <> p_held;
+    IF FOUND THEN
+        PERFORM musterd.record_event(CASE WHEN p_held THEN 'hold_data' ELSE 'release_data' END, p_batch => p_id);
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.keep_data(bigint, boolean) IS 'Internal: hold_data and release_data.';
+
+CREATE FUNCTION musterd.hold_data(id bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM musterd.keep_data(hold_data.id, true);
+    RETURN 'held';
+END $$;
+COMMENT ON FUNCTION musterd.hold_data(bigint) IS
+    'Keeps the data and the record of a batch from retention until release_data, whatever its age. MU410 when the data is gone already.';
+
+CREATE FUNCTION musterd.release_data(id bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM musterd.keep_data(release_data.id, false);
+    RETURN 'released';
+END $$;
+COMMENT ON FUNCTION musterd.release_data(bigint) IS 'Ends a hold_data: the data goes when retention says so, at once if its time has come.';
 
 -- ----------------------------------------------------------------------------------------------------------------- queues
 

@@ -692,3 +692,353 @@ COMMENT ON FUNCTION musterd.focus(text, text[], text[], boolean, boolean) IS
     'For queues in structured mode: the scope all fibers work on. The first, by priority and id, that has begun and has a '
     'child or row that runs, or could run now by one of these commands, or whose end is being written; else the first batch, unless a '
     'top-level task comes before it. Null: top-level tasks are next.';
+
+-- -------------------------------------------------------------------------------------------------------------- retention
+-- What happens after the end. Workers delete in small transactions; each of these functions is one. What it is about to delete it
+-- locks without waiting, and it decides in the next statement. Nothing here depends on only one caller at a time: the advisory lock that
+-- workers take keeps two of them from doing the same work twice.
+
+CREATE FUNCTION musterd.declare_retention(p_data interval, p_records interval, p_held interval, p_archive boolean, p_outputs boolean,
+                                          p_rules musterd.retention_rules[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO musterd.retention AS g (data, records, held, archive, outputs)
+    VALUES (p_data, p_records, p_held, p_archive, p_outputs)
+    ON CONFLICT (only_row) DO UPDATE
+       SET data = excluded.data, records = excluded.records, held = excluded.held, archive = excluded.archive, outputs = excluded.outputs,
+           declared_at = now();
+    DELETE FROM musterd.retention_rules r WHERE r.name <> ALL (ARRAY (SELECT n.name FROM unnest(p_rules) n));
+    INSERT INTO musterd.retention_rules AS r SELECT n.* FROM unnest(p_rules) n
+    ON CONFLICT (name) DO UPDATE
+       SET queue = excluded.queue, command = excluded.command, state = excluded.state, data = excluded.data, records = excluded.records;
+END $$;
+COMMENT ON FUNCTION musterd.declare_retention(interval, interval, interval, boolean, boolean, musterd.retention_rules[]) IS
+    'For workers, when they start: [retention] of their configuration. The latest one counts, for all replicas and for musterd prune.';
+
+CREATE FUNCTION musterd.begin_prune_pass(p_every interval) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE musterd.retention g SET passed_at = clock_timestamp()
+     WHERE g.passed_at IS NULL OR g.passed_at + p_every <= clock_timestamp();
+    RETURN FOUND;
+END $$;
+COMMENT ON FUNCTION musterd.begin_prune_pass(interval) IS 'True for the one worker that does the next pass; the others ask again later.';
+
+CREATE FUNCTION musterd.due_batches(p_after bigint, p_limit int) RETURNS SETOF musterd.batches_to_prune
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN QUERY SELECT d.* FROM musterd.batches_to_prune d WHERE d.id > p_after ORDER BY d.id LIMIT p_limit;
+END $$;
+COMMENT ON FUNCTION musterd.due_batches(bigint, int) IS
+    'A page of batches_to_prune in the order of their ids, behind p_after; through the index of batches that still have rows.';
+
+CREATE FUNCTION musterd.prune_batch(p_id bigint, p_generation int, p_archive jsonb DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    -- A redrive has these locked, or comes after us and is refused. Not waited for: the next pass finds the batch again.
+    PERFORM 1 FROM musterd.batches b WHERE b.id = p_id FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM 1 FROM musterd.task_records t WHERE t.id = p_id FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE musterd.batches b
+       SET data_gone_at = clock_timestamp(), archive = p_archive, record_until = d.record_until
+      FROM musterd.batches_to_prune d
+     WHERE d.id = p_id AND b.id = d.id AND d.generation = p_generation AND d.data_gone_at IS NULL
+       AND (p_archive IS NOT NULL OR NOT (SELECT g.archive FROM musterd.retention g));
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE musterd.task_records t SET payload = '{}', data_gone_at = clock_timestamp() WHERE t.id = p_id;
+    RETURN true;
+END $$;
+COMMENT ON FUNCTION musterd.prune_batch(bigint, int, jsonb) IS
+    'From now on the rows of this batch cannot be read or run again; prune_rows then deletes them. False, and nothing is changed, when they '
+    'must stay: it was redriven since (another generation), its time has not come, it is held, needed or locked, or an archive is '
+    'wanted and none was given.';
+
+CREATE FUNCTION musterd.prune_rows(p_id bigint, p_from int, OUT next int, OUT bytes bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_rows int;
+    v_to   int;
+    v_more bigint;
+BEGIN
+    bytes := 0;
+    next := p_from;
+    SELECT b.rows INTO v_rows FROM musterd.batches b
+     WHERE b.id = p_id AND b.data_gone_at IS NOT NULL AND NOT b.data_deleted FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    -- Deleted again after a crash, if it is lost.
+    PERFORM set_config('synchronous_commit', 'off', true);
+    -- As many lines as 100 chunks or 16 MiB have, one chunk at least.
+    SELECT max(c.last_line) INTO v_to
+      FROM (SELECT k.last_line, row_number() OVER w AS place, sum(pg_column_size(k.inputs)) OVER w AS size
+              FROM (SELECT c.* FROM musterd.chunks c WHERE c.batch_id = p_id AND c.first_line >= p_from ORDER BY c.first_line LIMIT 100) k
+            WINDOW w AS (ORDER BY k.first_line)) c
+     WHERE c.place = 1 OR c.size <= 16777216;
+    v_to := COALESCE(v_to, v_rows);
+
+    WITH gone AS (DELETE FROM musterd.chunks c WHERE c.batch_id = p_id AND c.first_line BETWEEN p_from AND v_to
+                  RETURNING pg_column_size(c.inputs) AS size)
+    SELECT COALESCE(sum(g.size), 0) INTO bytes FROM gone g;
+    WITH gone AS (DELETE FROM musterd.outcomes o WHERE o.batch_id = p_id AND o.first_line > 0 AND o.first_line BETWEEN p_from AND v_to
+                  RETURNING COALESCE(pg_column_size(o.results), 0) + COALESCE(pg_column_size(o.outputs), 0) + 100 AS size)
+    SELECT COALESCE(sum(g.size), 0) INTO v_more FROM gone g;
+    bytes := bytes + v_more;
+    WITH gone AS (DELETE FROM musterd.failures f WHERE f.batch_id = p_id AND f.line BETWEEN p_from AND v_to
+                  RETURNING pg_column_size(f.error) + 60 AS size)
+    SELECT COALESCE(sum(g.size), 0) INTO v_more FROM gone g;
+    bytes := bytes + v_more;
+    WITH gone AS (DELETE FROM musterd.failures_history f WHERE f.batch_id = p_id AND f.line BETWEEN p_from AND v_to
+                  RETURNING pg_column_size(f.error) + 60 AS size)
+    SELECT COALESCE(sum(g.size), 0) INTO v_more FROM gone g;
+    bytes := bytes + v_more;
+
+    next := v_to + 1;
+    IF v_to >= v_rows THEN
+        -- Outcomes without a line (everything failed), and what does not belong there.
+        DELETE FROM musterd.outcomes o WHERE o.batch_id = p_id;
+        UPDATE musterd.batches b SET data_deleted = true WHERE b.id = p_id;
+        next := NULL;
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.prune_rows(bigint, int) IS
+    'Deletes a bite of the rows of a batch after prune_batch, from line p_from on. next: where the next bite begins; null: nothing is left; '
+    'p_from again: another transaction has the batch locked. bytes: about what they took.';
+
+CREATE FUNCTION musterd.outputs_gone(p_id bigint) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE musterd.batches b SET outputs_gone = true WHERE b.id = p_id AND b.data_gone_at IS NOT NULL
+$$;
+COMMENT ON FUNCTION musterd.outputs_gone(bigint) IS 'For workers: the output files of this batch were deleted with its data.';
+
+CREATE FUNCTION musterd.prune_bodies(p_trees bigint[], p_limit int) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_ids    bigint[];
+    v_locked bigint[];
+    v_gone   int;
+BEGIN
+    v_ids := ARRAY (
+        (SELECT t.id FROM musterd.task_records t WHERE t.id = ANY (p_trees) AND t.data_gone_at IS NULL
+         UNION ALL
+         SELECT c.id FROM musterd.task_records c WHERE c.parent_id = ANY (p_trees) AND c.data_gone_at IS NULL
+           AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = c.id))
+        LIMIT p_limit);
+    v_locked := ARRAY (SELECT t.id FROM musterd.task_records t WHERE t.id = ANY (v_ids) ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED);
+    UPDATE musterd.task_records t
+       SET payload = '{}', result = NULL, error = NULL, data_gone_at = clock_timestamp()
+     WHERE t.id = ANY (v_locked) AND musterd.is_final(t.state)
+       AND COALESCE(t.parent_id, t.id) IN (SELECT d.id FROM musterd.trees_to_prune d WHERE d.id = ANY (p_trees))
+       AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id);
+    GET DIAGNOSTICS v_gone = ROW_COUNT;
+    RETURN v_gone;
+END $$;
+COMMENT ON FUNCTION musterd.prune_bodies(bigint[], int) IS
+    'Internal: of these ended top-level tasks and their children, empties payload, result and error; of batches prune_batch does it.';
+
+CREATE FUNCTION musterd.prune_records(p_trees bigint[], p_limit int) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_ids     bigint[];
+    v_batches bigint[];
+    v_locked  bigint[];
+    v_trees   bigint[];
+    v_gone    int;
+    v_more    int;
+BEGIN
+    v_ids := ARRAY (SELECT c.id FROM musterd.task_records c WHERE c.parent_id = ANY (p_trees) LIMIT p_limit) || p_trees;
+    -- FOR UPDATE, which a delete needs: a producer that has just looked at one (FOR SHARE, or the check of a foreign key) keeps it.
+    v_batches := ARRAY (SELECT b.id FROM musterd.batches b WHERE b.id = ANY (v_ids) ORDER BY b.id FOR UPDATE SKIP LOCKED);
+    v_locked := ARRAY (
+        SELECT t.id FROM musterd.task_records t
+         WHERE t.id = ANY (v_ids)
+           AND (t.id = ANY (v_batches) OR NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id))
+         ORDER BY t.id FOR UPDATE SKIP LOCKED);
+    v_trees := ARRAY (SELECT d.id FROM musterd.trees_to_prune d WHERE d.id = ANY (v_locked) AND d.whole);
+    -- The children of those alone, and a parent when none of them is left.
+    v_ids := ARRAY (SELECT t.id FROM musterd.task_records t WHERE t.id = ANY (v_locked) AND t.parent_id = ANY (v_trees));
+    v_ids := v_ids || ARRAY (
+        SELECT p FROM unnest(v_trees) p
+         WHERE NOT EXISTS (SELECT FROM musterd.task_records c WHERE c.parent_id = p AND c.id <> ALL (v_ids)));
+    v_batches := ARRAY (SELECT b FROM unnest(v_batches) b WHERE b = ANY (v_ids));
+    DELETE FROM musterd.appends a WHERE a.batch_id = ANY (v_batches);
+    DELETE FROM musterd.batches b WHERE b.id = ANY (v_batches);
+    DELETE FROM musterd.task_records t WHERE t.id = ANY (v_ids) AND t.parent_id IS NOT NULL;
+    GET DIAGNOSTICS v_gone = ROW_COUNT;
+    DELETE FROM musterd.task_records t WHERE t.id = ANY (v_ids);
+    GET DIAGNOSTICS v_more = ROW_COUNT;
+    RETURN v_gone + v_more;
+END $$;
+COMMENT ON FUNCTION musterd.prune_records(bigint[], int) IS
+    'Internal: deletes these ended top-level tasks with their children and batches; of a large tree some of the children first.';
+
+CREATE FUNCTION musterd.prune_tasks(p_after bigint, p_limit int, OUT last bigint, OUT bodies int, OUT records int, OUT abandoned bigint[])
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_page  bigint[] := ARRAY (SELECT t.id FROM musterd.task_records t WHERE t.id > p_after ORDER BY t.id LIMIT p_limit);
+    v_trees bigint[];
+    v_whole bigint[];
+BEGIN
+    bodies := 0;
+    records := 0;
+    -- Ids grow with time: behind a page on which nothing is old enough, nothing is.
+    IF NOT EXISTS (SELECT FROM musterd.task_records t CROSS JOIN musterd.shortest_retention() s (shortest)
+                    WHERE t.id = ANY (v_page) AND t.created_at + s.shortest <= now()) THEN
+        RETURN;
+    END IF;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    last := v_page[cardinality(v_page)];
+    SELECT array_agg(d.id) FILTER (WHERE NOT d.whole), array_agg(d.id) FILTER (WHERE d.whole) INTO v_trees, v_whole
+      FROM musterd.trees_to_prune d
+     WHERE d.id = ANY (v_page)
+       AND (d.whole OR EXISTS (SELECT FROM musterd.task_records t WHERE (t.id = d.id OR t.parent_id = d.id) AND t.data_gone_at IS NULL
+                                AND NOT EXISTS (SELECT FROM musterd.batches b WHERE b.id = t.id)));
+    IF v_trees IS NOT NULL THEN
+        bodies := musterd.prune_bodies(v_trees, 2 * p_limit);
+    END IF;
+    IF v_whole IS NOT NULL THEN
+        records := musterd.prune_records(v_whole, p_limit);
+    END IF;
+    IF bodies >= 2 * p_limit OR (records >= p_limit
+                             AND EXISTS (SELECT FROM musterd.task_records c WHERE c.parent_id = ANY (v_whole))) THEN
+        last := p_after;  -- a large tree: the same page again
+    END IF;
+    abandoned := ARRAY (
+        SELECT t.id FROM musterd.task_records t CROSS JOIN musterd.retention g
+         WHERE t.id = ANY (v_page) AND t.parent_id IS NULL AND t.state = 'held' AND t.created_at + g.held <= now());
+END $$;
+COMMENT ON FUNCTION musterd.prune_tasks(bigint, int) IS
+    'A page of the walk through all tasks in the order of their ids, behind p_after: bodies that were emptied, records that were '
+    'deleted, and held tasks and batches that may have been abandoned. last: where the next page begins; null: nothing behind it is old enough.';
+
+CREATE FUNCTION musterd.abort_abandoned(p_id bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_task  musterd.task_records := musterd.lock_task(p_id);
+    v_since timestamptz := GREATEST(
+        v_task.created_at,
+        (SELECT max(e.at) FROM musterd.events e WHERE e.batch = p_id OR e.task = p_id),
+        (SELECT max(a.created_at) FROM musterd.appends a WHERE a.batch_id = p_id));
+BEGIN
+    IF v_task.state <> 'held' OR v_since + (SELECT g.held FROM musterd.retention g) <= now() IS NOT TRUE THEN
+        RETURN false;
+    END IF;
+    PERFORM musterd.record_steering('abandoned', p_id, jsonb_build_object('since', v_since));
+    PERFORM musterd.abort(p_id);
+    RETURN true;
+END $$;
+COMMENT ON FUNCTION musterd.abort_abandoned(bigint) IS
+    'Aborts a held task or batch with which nothing was done for as long as [retention] held says.';
+
+CREATE FUNCTION musterd.prune_events(p_after bigint, p_limit int, OUT last bigint, OUT events int)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_ids bigint[] := ARRAY (
+        SELECT p.id FROM (SELECT e.id, e.at FROM musterd.events e WHERE e.id > p_after ORDER BY e.id LIMIT p_limit) p
+         WHERE p.at + (SELECT g.records FROM musterd.retention g) <= now());
+BEGIN
+    DELETE FROM musterd.events e WHERE e.id = ANY (v_ids);
+    GET DIAGNOSTICS events = ROW_COUNT;
+    last := (SELECT max(i) FROM unnest(v_ids) i);
+END $$;
+COMMENT ON FUNCTION musterd.prune_events(bigint, int) IS
+    'Deletes a page of events that are older than [retention] records. last: where the next page begins; null: the rest is younger.';
+
+CREATE FUNCTION musterd.record_prune(p_detail jsonb, p_trouble text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE musterd.retention g SET ended_at = clock_timestamp(), trouble = left(p_trouble, 1000);
+    IF p_detail IS NOT NULL THEN
+        PERFORM musterd.record_event('prune', p_detail => p_detail);
+    END IF;
+END $$;
+COMMENT ON FUNCTION musterd.record_prune(jsonb, text) IS 'For workers: the end of a pass; an event with what went, and what kept data from going.';
+
+CREATE FUNCTION musterd.task_at(p_at timestamptz) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_low  bigint := 0;
+    v_high bigint := (SELECT max(t.id) FROM musterd.task_records t);
+    v_mid  bigint;
+    v_task record;
+BEGIN
+    WHILE v_low < v_high LOOP
+        v_mid := v_low + (v_high - v_low) / 2;
+        SELECT t.id, t.created_at INTO v_task FROM musterd.task_records t WHERE t.id > v_mid ORDER BY t.id LIMIT 1;
+        IF v_task.created_at < p_at THEN
+            v_low := v_task.id;
+        ELSE
+            v_high := v_mid;
+        END IF;
+    END LOOP;
+    RETURN v_low;
+END $$;
+COMMENT ON FUNCTION musterd.task_at(timestamptz) IS 'Internal: about the last task that was created before, found by halving the range of ids.';
+
+CREATE FUNCTION musterd.prune_plan(p_data interval DEFAULT NULL, p_records interval DEFAULT NULL)
+RETURNS TABLE (what text, items bigint, lines bigint, bytes bigint, oldest timestamptz)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_policy musterd.retention;
+    v_kept   numeric;
+    v_size   numeric;
+    v_first  bigint;
+    v_count  bigint;
+    v_split  bigint;
+BEGIN
+    SELECT g.* INTO v_policy FROM musterd.retention g;
+    v_policy.data := COALESCE(p_data, v_policy.data, interval '30 days');
+    v_policy.records := GREATEST(COALESCE(p_records, v_policy.records, interval '1 year'), v_policy.data);
+    -- Of rows the share of all rows that batches say they have: no row is counted.
+    SELECT NULLIF(sum(b.rows::numeric), 0) INTO v_kept
+      FROM (SELECT e.rows FROM musterd.batches e WHERE e.summarized_at IS NOT NULL AND NOT e.data_deleted
+            UNION ALL SELECT o.rows FROM musterd.batches o WHERE o.summarized_at IS NULL) b;
+    v_size := pg_total_relation_size('musterd.chunks') + pg_total_relation_size('musterd.outcomes')
+            + pg_total_relation_size('musterd.failures') + pg_total_relation_size('musterd.failures_history');
+    what := 'rows';
+    IF p_data IS NULL THEN
+        SELECT count(*), COALESCE(sum(d.rows::bigint), 0), min(d.ended_at) INTO items, lines, oldest FROM musterd.batches_to_prune d;
+    ELSE
+        SELECT count(*), COALESCE(sum(b.rows::bigint), 0), min(b.summarized_at) INTO items, lines, oldest FROM musterd.batches b
+         WHERE b.summarized_at IS NOT NULL AND NOT b.data_deleted AND b.summarized_at + p_data <= now() AND NOT b.data_held;
+    END IF;
+    bytes := COALESCE(round(v_size * lines / v_kept), 0);
+    RETURN NEXT;
+
+    v_first := (SELECT min(t.id) FROM musterd.task_records t);
+    v_count := (SELECT max(t.id) - v_first + 1 FROM musterd.task_records t);
+    SELECT GREATEST(c.reltuples, 0) / v_count, pg_total_relation_size(c.oid) / GREATEST(c.reltuples, 1)::numeric INTO v_kept, v_size
+      FROM pg_class c WHERE c.oid = 'musterd.task_records'::regclass;
+    lines := NULL;
+    what := 'records';
+    v_split := CASE WHEN v_policy.records < interval '9000 years' THEN musterd.task_at(now() - v_policy.records) ELSE 0 END;
+    items := COALESCE(round(GREATEST(v_split - v_first + 1, 0) * v_kept), 0);
+    bytes := round(items * v_size);
+    oldest := (SELECT t.created_at FROM musterd.task_records t WHERE t.id = v_first AND v_split >= v_first);
+    RETURN NEXT;
+    what := 'bodies';
+    v_first := GREATEST(v_first, v_split + 1, COALESCE(v_policy.walked_to, 0) + 1);
+    v_split := CASE WHEN v_policy.data < interval '9000 years' THEN musterd.task_at(now() - v_policy.data) ELSE 0 END;
+    items := COALESCE(round(GREATEST(v_split - v_first + 1, 0) * v_kept), 0);
+    SELECT COALESCE(sum(s.avg_width * (1 - s.null_frac)), 0) INTO v_size FROM pg_stats s
+     WHERE s.schemaname = 'musterd' AND s.tablename = 'task_records' AND s.attname IN ('payload', 'result', 'error');
+    bytes := round(items * v_size);
+    oldest := NULL;
+    RETURN NEXT;
+END $$;
+COMMENT ON FUNCTION musterd.prune_plan(interval, interval) IS
+    'What would go now, by estimates that count no row: rows (items: batches; exact), records and bodies of tasks (by where in the ids '
+    'the time lies). With arguments: as if [retention] said so.';

@@ -58,8 +58,8 @@ BEGIN
         EXECUTE format('GRANT SELECT %s ON %s TO %I', CASE WHEN v_table.has_secrets THEN '(' || v_table.columns || ')' END, v_table.name, p_role);
     END LOOP;
     PERFORM musterd.grant_functions(p_role, ARRAY[
-        'caller', 'acts_as', 'steers_all', 'may_see', 'audit', 'batch_errors', 'batch_has_work_now', 'batch_redrives', 'batch_row', 'batch_rows', 'begun_parent', 'children_by_state', 'chunks_of', 'errors', 'failed_now', 'focus',
-        'has_failed_siblings', 'has_pending_children', 'has_work_now', 'is_about_to_end', 'redrive_preview', 'rows_priority']);
+        'caller', 'acts_as', 'steers_all', 'may_see', 'audit', 'batch_errors', 'batch_has_work_now', 'batch_redrives', 'batch_row', 'batch_rows', 'begun_parent', 'children_by_state', 'chunks_of', 'data_is_gone', 'errors', 'failed_now', 'focus',
+        'has_failed_siblings', 'has_pending_children', 'has_work_now', 'is_about_to_end', 'prune_plan', 'redrive_preview', 'retention_of', 'rows_priority', 'shortest_retention', 'task_at']);
 END $$;
 COMMENT ON FUNCTION musterd.grant_reading(name) IS 'Internal: lets a role read everything but tokens and lock_keys.';
 
@@ -81,7 +81,7 @@ BEGIN
         GRANT USAGE ON SCHEMA musterd TO musterd_operator;
         PERFORM musterd.grant_reading('musterd_operator');
         PERFORM musterd.grant_functions('musterd_operator', ARRAY[
-            'hold', 'release', 'abort', 'canary', 'redrive', 'retry_task', 'pause_queue', 'resume_queue']);
+            'hold', 'release', 'abort', 'canary', 'redrive', 'hold_data', 'release_data', 'retry_task', 'pause_queue', 'resume_queue']);
     END IF;
     IF musterd.make_role('musterd_producer') THEN
         GRANT USAGE ON SCHEMA musterd TO musterd_producer;
@@ -92,7 +92,7 @@ BEGIN
         -- Not register_command: a registered procedure is what workers run. What it did not submit is refused by the functions.
         PERFORM musterd.grant_functions('musterd_producer', ARRAY[
             'caller', 'enqueue', 'enqueue_many', 'enqueue_after', 'spawn', 'submit_batch', 'append_rows', 'canary', 'hold', 'release', 'abort',
-            'redrive', 'redrive_preview', 'set_result', 'batch_errors', 'batch_redrives', 'batch_row', 'batch_rows', 'errors', 'has_pending_children', 'has_failed_siblings']);
+            'redrive', 'hold_data', 'release_data', 'redrive_preview', 'set_result', 'batch_errors', 'batch_redrives', 'batch_row', 'batch_rows', 'errors', 'has_pending_children', 'has_failed_siblings']);
     END IF;
     IF musterd.make_role('musterd_worker') THEN
         GRANT USAGE ON SCHEMA musterd TO musterd_worker;

@@ -13,6 +13,7 @@ mod handler;
 mod input;
 mod man;
 mod migrate;
+mod prune;
 mod queue;
 mod run;
 mod schema;
@@ -97,6 +98,8 @@ enum Command {
     Errors(errors::Errors),
     /// List what operators did, and what Muster did unasked.
     Events(events::Events),
+    /// Delete now what is older than [retention] says, or show what that would be.
+    Prune(prune::Prune),
     /// See who works here.
     #[command(subcommand)]
     Worker(worker::WorkerCommand),
@@ -165,6 +168,7 @@ impl Command {
             Self::Why(command) => command.execute(global).await,
             Self::Errors(command) => command.execute(global).await,
             Self::Events(command) => command.execute(global).await,
+            Self::Prune(command) => command.execute(global).await,
             Self::Worker(command) => command.execute(global).await,
             Self::Handler(command) => command.execute(global).await,
             Self::Config(command) => command.execute(global),

@@ -14,7 +14,7 @@ pub use layers::{ENV_PREFIX, Given, SHIPPED};
 pub use problems::{Problem, Problems, Severity};
 
 use crate::secret::{REDACTED, Secret};
-use crate::{backoff, flow, handler, http, liveness, objects, queue, store, supervisor, telemetry};
+use crate::{backoff, flow, handler, http, liveness, objects, queue, store, supervisor, telemetry, upkeep};
 use ::config::{Map, Value, ValueKind};
 use keys::{Known, known};
 use layers::{Layers, Leaf};
@@ -53,6 +53,7 @@ pub struct Config {
     pub log: telemetry::Config,
     pub queues: BTreeMap<String, queue::Config>,
     pub retry: backoff::Config,
+    pub retention: upkeep::retention::Config,
     pub handlers: BTreeMap<String, handler::Config>,
     pub submit: flow::submit::Config,
 }
@@ -284,6 +285,7 @@ impl Config {
             log,
             queues,
             retry,
+            retention,
             handlers,
             submit,
         } = self;
@@ -299,6 +301,7 @@ impl Config {
         http.check(problems);
         log.check(problems);
         retry.check(problems);
+        retention.check(problems);
         submit.check(problems);
         for (name, queue) in queues {
             queue.check(name, problems);

@@ -41,7 +41,7 @@ use crate::{
         connect::ConnectError,
         migrate,
         pages::ChunkCache,
-        pooler,
+        pooler, retention,
         tasks::Task,
         workers::{self, Declared, Enlisted},
     },
@@ -50,6 +50,7 @@ use crate::{
         reconcile::Reconcile,
         recovery::{self, Recovery},
         registry,
+        retention::Retention,
         sweep::Sweep,
         timeouts::{self, Timeouts},
     },
@@ -168,6 +169,9 @@ impl Daemon {
         }
         let (enlisted, declared) = (Enlisted::of(&config, &handlers), Declared::of(&config, &handlers));
         workers::register(&client, &worker, &enlisted, &declared)
+            .await
+            .map_err(|source| DaemonError::Register { source })?;
+        retention::declare(&client, &config.retention.policy())
             .await
             .map_err(|source| DaemonError::Register { source })?;
         let lease = Lease::new(config.liveness.heartbeat_ttl);
@@ -392,6 +396,18 @@ impl Daemon {
                 missing: HashSet::new(),
             };
             tick(reconcile, Rhythm::Every(every), stop)
+        });
+        let (store, objects, metrics) = (self.store.clone(), self.objects.clone(), self.metrics.clone());
+        let every = self.config.retention.every;
+        supervisor.part("retention", Stage::Claim, move |stop| {
+            let retention = Retention {
+                store: store.clone(),
+                objects: objects.clone(),
+                metrics: metrics.clone(),
+                every,
+                stop: stop.clone(),
+            };
+            tick(retention, Retention::rhythm(every), stop)
         });
         let metrics = self.metrics.clone();
         supervisor.part("timeouts", Stage::Upkeep, move |stop| {

@@ -1,5 +1,6 @@
 //! The walk of a row: submit, claim, run, batch the writes, complete. Stages meet in channel types, not in calls.
 
+pub mod archive;
 pub mod batcher;
 pub mod claim;
 pub mod complete;

@@ -12,6 +12,7 @@ pub mod backoff;
 pub mod error_group;
 pub mod failpoint;
 pub mod json;
+pub mod keep;
 pub mod lines;
 pub mod loopback;
 pub mod metrics;

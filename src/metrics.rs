@@ -3,11 +3,13 @@
 mod batcher;
 mod database;
 mod liveness;
+mod retention;
 mod walk;
 
 pub use batcher::BatcherMetrics;
 pub use database::{DatabaseMetrics, Depth, HorizonAge};
 pub use liveness::LivenessMetrics;
+pub use retention::RetentionMetrics;
 pub use walk::{Call, Names, WalkMetrics, Work};
 
 use futures::future::BoxFuture;
@@ -33,6 +35,7 @@ pub struct Metrics {
     pub walk: WalkMetrics,
     pub database: DatabaseMetrics,
     pub liveness: LivenessMetrics,
+    pub retention: RetentionMetrics,
     rows: Family<OutcomeLabel, Counter>,
     tasks: Family<StateLabel, Counter>,
     /// Rows sent to another try.
@@ -100,6 +103,7 @@ impl Metrics {
             walk: WalkMetrics::new(names.clone()),
             database: DatabaseMetrics::new(names),
             liveness: LivenessMetrics::default(),
+            retention: RetentionMetrics::new(),
             rows: Family::default(),
             tasks: Family::default(),
             row_retries: Counter::default(),
@@ -160,6 +164,7 @@ impl Metrics {
         self.database.register(registry);
         self.batcher.register(registry.sub_registry_with_prefix("batcher"));
         self.liveness.register(registry.sub_registry_with_prefix("liveness"));
+        self.retention.register(registry.sub_registry_with_prefix("retention"));
     }
 
     pub fn count_rows(&self, succeeded: u64, failed: u64) {

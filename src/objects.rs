@@ -105,6 +105,14 @@ impl Store {
         deleted.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })
     }
 
+    /// Deletes every object whose key begins with `folder` and a slash.
+    pub async fn delete_folder(&self, folder: &Key) -> Result<(), ObjectError> {
+        match self {
+            Self::File(store) => store.delete_folder(folder).await,
+            Self::S3(store) => store.delete_folder(folder).await,
+        }
+    }
+
     /// Where people find the object: a path, or an `s3://` address.
     pub fn location(&self, key: &Key) -> String {
         match self {

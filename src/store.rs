@@ -25,6 +25,7 @@ pub mod queues;
 pub mod rates;
 pub mod reasons;
 pub mod recovery;
+pub mod retention;
 pub mod steering;
 pub mod submissions;
 pub mod tasks;

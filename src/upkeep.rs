@@ -3,5 +3,6 @@
 pub mod reconcile;
 pub mod recovery;
 pub mod registry;
+pub mod retention;
 pub mod sweep;
 pub mod timeouts;

@@ -1,9 +1,11 @@
 //! Why something is not moving, in a person's words, and what to do about it.
 
 mod batch;
+mod retention;
 mod task;
 
 pub use batch::{batch, batch_with};
+pub use retention::retention;
 pub use task::{task, task_with};
 
 use crate::store::{

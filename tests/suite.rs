@@ -60,6 +60,10 @@ mod suite {
     mod redrive;
     mod redrive_some;
     mod replicas;
+    mod retention;
+    mod retention_archive;
+    mod retention_doors;
+    mod retention_load;
     mod rollout;
     mod rotation;
     mod row_times;
@@ -70,6 +74,7 @@ mod suite {
     mod schedules_flush;
     mod schedules_operators;
     mod schedules_parts;
+    mod schedules_retention;
     mod sql_batches;
     mod sql_corpus;
     mod sql_enqueue;

@@ -1,6 +1,7 @@
 //! `musterd batch …`: seeing and steering batches. One file per command.
 
 mod append;
+mod data;
 mod download;
 mod errors;
 mod export;
@@ -59,6 +60,10 @@ pub(super) enum BatchCommand {
     Redrive(Box<redrive::Redrive>),
     /// Stop a batch for good: rows that have not ended are aborted.
     Abort(steer::Abort),
+    /// Keep the rows and results of a batch, however old it gets.
+    HoldData(data::HoldData),
+    /// Let the rows and results of a batch go again when retention says so.
+    ReleaseData(data::ReleaseData),
 }
 
 impl BatchCommand {
@@ -77,6 +82,8 @@ impl BatchCommand {
             Self::Append(command) => command.execute(global, &config).await,
             Self::Redrive(command) => command.execute(global, &config).await,
             Self::Abort(command) => command.execute(global, &config).await,
+            Self::HoldData(command) => command.execute(global, &config).await,
+            Self::ReleaseData(command) => command.execute(global, &config).await,
         }
     }
 }

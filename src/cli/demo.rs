@@ -108,6 +108,7 @@ async fn submit(client: &mut OneShot, path: &Path) -> Result<i64> {
         on_done: None,
         on_budget: None,
         canary: None,
+        keep: None,
         traceparent: None,
     };
     let format = Format::Csv(CsvOptions::default());

@@ -14,7 +14,7 @@ use musterd::{
         submit::{self, Canary, Given, MaxFailed, Meter, OnBudget, Order, Submitted},
     },
     json::Json,
-    queue,
+    keep, queue,
     traceparent::Traceparent,
 };
 use std::{
@@ -78,6 +78,9 @@ pub(super) struct Submit {
     /// Go on by itself if this is true of the canary, such as 'failed<0.5%'.
     #[arg(long, value_name = "CONDITION", requires = "canary")]
     auto_release: Option<String>,
+    /// How long its rows and results stay after its end, such as 90d; as [retention] says when left out.
+    #[arg(long, value_name = "TIME", value_parser = keep::parse_time)]
+    keep: Option<Duration>,
     /// A command to enqueue once the batch is over.
     #[arg(long, value_name = "COMMAND", value_parser = name)]
     on_done: Option<String>,
@@ -149,6 +152,7 @@ impl Submit {
                 sample: self.sample,
                 auto_release: self.auto_release.clone(),
             }),
+            keep: self.keep,
             traceparent: self.traceparent.as_deref().and_then(Traceparent::parse),
         }
     }

@@ -198,6 +198,9 @@ fn print(global: &Global, task: &Shown) -> Result<()> {
     if let Some(finished) = task.finished_at {
         row("finished", plain(finished.to_string()));
     }
+    if let Some(gone) = task.data_gone_at {
+        row("data", plain(format!("payload, result and error went on {gone:.0}")));
+    }
     if let Some(result) = &task.result {
         row("result", plain(result.text().to_owned()));
     }

@@ -32,6 +32,9 @@ pub(super) enum Why {
         #[command(flatten)]
         limits: LimitArgs,
     },
+    /// Why what has ended is still there.
+    #[command(after_help = "Examples:\n  musterd why retention\n  musterd why retention --json")]
+    Retention,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -61,6 +64,7 @@ impl Why {
             Self::Queue { name, limits } => {
                 (format!("queue {name}"), why::queue_with(&*client, name, (*limits).into()).await?)
             }
+            Self::Retention => ("retention".to_owned(), Some(why::retention(&*client).await?)),
         };
         client.close().await;
         let Some(reasons) = reasons else { bail!("there is no {what}") };

@@ -37,6 +37,7 @@ impl Wanted {
                 "a nonzero u64" | "a nonzero usize" => "must be a whole number, 1 or more".into(),
                 "f64" => "must be a number".into(),
                 "a boolean" => "must be true or false".into(),
+                "a time or never" => "must be a time, such as \"30d\" or \"1y\", or \"never\"".into(),
                 "a duration" => "must be a time, such as \"30s\" or \"5m\"".into(),
                 "socket address" => "must be an address and a port, such as 127.0.0.1:9464".into(),
                 _ => return None,

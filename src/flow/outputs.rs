@@ -7,7 +7,7 @@
 
 mod manifest;
 
-pub use manifest::{FileEntry, Manifest, folder};
+pub use manifest::{FileEntry, Manifest, folder, home};
 
 use crate::{
     failpoint,

@@ -66,6 +66,8 @@ pub struct Order {
     pub on_done: Option<String>,
     pub on_budget: Option<OnBudget>,
     pub canary: Option<Canary>,
+    /// How long its data stays after its end; as the workers' configuration says when left out.
+    pub keep: Option<Duration>,
     /// Handed on to the handlers; not part of what makes two requests the same.
     pub traceparent: Option<Traceparent>,
 }
@@ -270,6 +272,7 @@ impl Order {
             self.on_done,
             self.on_budget.map(OnBudget::as_str),
             self.canary.as_ref().map(|c| (&c.rows, c.sample, &c.auto_release)),
+            self.keep.map(|keep| keep.as_secs()),
         ]);
         hash.update(options.to_string());
         hash.update(b"\n");

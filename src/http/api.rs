@@ -200,6 +200,8 @@ fn book() -> Book {
         .post("/batches/{id}/release", batches::release)
         .post("/batches/{id}/redrive", batches::redrive)
         .post("/batches/{id}/abort", batches::abort)
+        .post("/batches/{id}/hold-data", batches::hold_data)
+        .post("/batches/{id}/release-data", batches::release_data)
         .get("/tasks", tasks::list)
         .post("/tasks", tasks::enqueue)
         .post("/tasks/many", tasks::enqueue_many)
@@ -217,6 +219,7 @@ fn book() -> Book {
         .get("/why/batch/{id}", lanes::why_batch)
         .get("/why/task/{id}", lanes::why_task)
         .get("/why/queue/{name}", lanes::why_queue)
+        .get("/why/retention", lanes::why_retention)
 }
 
 /// Everything under `/v1`.

@@ -94,6 +94,14 @@ impl FileStore {
         self.blocking(&self.path(key), Op::Delete, delete).await
     }
 
+    pub(super) async fn delete_folder(&self, folder: &Key) -> Result<(), ObjectError> {
+        let delete = |path: &Path| match fs::remove_dir_all(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            deleted => deleted.and_then(|()| path.parent().map_or(Ok(()), sync_dir)),
+        };
+        self.blocking(&self.path(folder), Op::Delete, delete).await
+    }
+
     async fn blocking<T: Send + 'static>(
         &self,
         path: &Path,

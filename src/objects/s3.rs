@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
 use s3::command::Command;
+use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio_util::io::StreamReader;
 use tokio_util::task::TaskTracker;
@@ -87,6 +88,30 @@ impl S3Store {
         self.client().call(Op::Delete, &self.path(key), Command::DeleteObject, Bytes::new()).await.map(drop)
     }
 
+    /// A page of keys at a time, until there is none.
+    pub(super) async fn delete_folder(&self, folder: &Key) -> Result<(), ObjectError> {
+        let prefix = format!("{}/", self.path(folder));
+        loop {
+            let list = Command::ListObjectsV2 {
+                prefix: prefix.clone(),
+                delimiter: None,
+                continuation_token: None,
+                start_after: None,
+                max_keys: None,
+            };
+            let client = self.client();
+            let answer = client.call(Op::Delete, "/", list, Bytes::new()).await?;
+            let listed: Listed = quick_xml::de::from_str(&String::from_utf8_lossy(&answer))
+                .map_err(|error| ObjectError::source_of(folder, std::io::Error::other(error)))?;
+            if listed.contents.is_empty() {
+                return Ok(());
+            }
+            for object in listed.contents {
+                client.call(Op::Delete, &object.key, Command::DeleteObject, Bytes::new()).await?;
+            }
+        }
+    }
+
     pub(super) fn location(&self, key: &Key) -> String {
         self.client().location(&self.path(key))
     }
@@ -115,6 +140,19 @@ impl S3Store {
     fn path(&self, key: &Key) -> String {
         format!("{}{key}", self.prefix)
     }
+}
+
+/// The objects of a folder, as S3 lists them.
+#[derive(Deserialize)]
+struct Listed {
+    #[serde(rename = "Contents", default)]
+    contents: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Entry {
+    key: String,
 }
 
 /// What a client is made of; the keys of the environment never change.

@@ -324,6 +324,18 @@ pub struct Progress {
     pub created_at: jiff::Timestamp,
     pub finished_at: Option<jiff::Timestamp>,
     pub outputs: Option<Json>,
+    /// How long its rows were asked to stay; as the configuration says when not given.
+    pub keep: Option<String>,
+    /// Its rows stay until `release-data`.
+    pub data_held: bool,
+    /// From then on its rows could not be read any more.
+    pub data_gone_at: Option<jiff::Timestamp>,
+    /// With `data_gone_at`: until when this record stays; none: for ever.
+    pub record_until: Option<jiff::Timestamp>,
+    /// Its output files went with its rows.
+    pub outputs_gone: bool,
+    /// Where its rows with their results were written before they went.
+    pub archive: Option<Json>,
 }
 
 impl Progress {
@@ -346,6 +358,12 @@ impl Progress {
             created_at: moment::of(row, "created_at"),
             finished_at: moment::maybe(row, "finished_at"),
             outputs: row.get("outputs"),
+            keep: row.get("keep"),
+            data_held: row.get("data_held"),
+            data_gone_at: moment::maybe(row, "data_gone_at"),
+            record_until: moment::maybe(row, "record_until"),
+            outputs_gone: row.get("outputs_gone"),
+            archive: row.get("archive"),
         };
         // The table remembers that it was asked for; a batch that has ended is on its way nowhere.
         progress.aborting &= !progress.is_over();
@@ -365,7 +383,8 @@ impl Progress {
 pub async fn progress(client: &impl GenericClient, id: i64) -> Result<Option<Progress>, Error> {
     const SQL: &str =
         "SELECT id, state::text, command, queue, priority, rows, queued, running, succeeded, failed, aborted,
-               aborting, generation, parent_id, created_at, finished_at, outputs
+               aborting, generation, parent_id, created_at, finished_at, outputs, keep::text, data_held, data_gone_at, record_until,
+               outputs_gone, archive
           FROM musterd.batch_progress WHERE id = $1";
     Ok(client.query_opt(SQL, &[&id]).await?.map(|row| Progress::read(&row)))
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokio_postgres::{Error, GenericClient, Row};
 
 /// The kinds of events there are.
-pub const KINDS: [&str; 15] = [
+pub const KINDS: [&str; 19] = [
     "hold",
     "release",
     "abort",
@@ -22,6 +22,10 @@ pub const KINDS: [&str; 15] = [
     "lines_reopened",
     "tickets_reissued",
     "unbalanced",
+    "hold_data",
+    "release_data",
+    "abandoned",
+    "prune",
 ];
 
 /// An event as people see it.

@@ -1,8 +1,11 @@
 //! The rows of a batch with what became of them, read page by page.
 
-use super::listing::{
-    Which,
-    reader::{Reader, Values},
+use super::{
+    listing::{
+        Which,
+        reader::{Reader, Values},
+    },
+    retention,
 };
 use crate::error_group::ErrorGroup;
 use tokio_postgres::{Client, Error, IsolationLevel};
@@ -42,6 +45,7 @@ const PAGE_BYTES: usize = 8 << 20;
 pub struct Pages<'c> {
     client: &'c mut Client,
     reader: Reader,
+    batch: i64,
 }
 
 impl std::fmt::Debug for Pages<'_> {
@@ -52,12 +56,12 @@ impl std::fmt::Debug for Pages<'_> {
 
 impl<'c> Pages<'c> {
     pub fn of_rows(client: &'c mut Client, batch: i64, rows: Rows) -> Self {
-        Self { client, reader: Reader::new(batch, rows.into(), 1) }
+        Self { client, reader: Reader::new(batch, rows.into(), 1), batch }
     }
 
     /// The same without results.
     pub fn of_inputs(client: &'c mut Client, batch: i64, rows: Rows) -> Self {
-        Self { client, reader: Reader::new(batch, rows.into(), 1).of(Values::Inputs) }
+        Self { client, reader: Reader::new(batch, rows.into(), 1).of(Values::Inputs), batch }
     }
 
     /// The next rows; `None` behind the last.
@@ -71,6 +75,10 @@ impl<'c> Pages<'c> {
             .await?;
         transaction.batch_execute(BY_INDEX).await?;
         let page = self.reader.next_page(&transaction, i64::MAX, PAGE_BYTES).await?;
+        if page.is_none() {
+            // An end that came because retention took the rows is none.
+            retention::check_data(&transaction, self.batch).await?;
+        }
         transaction.commit().await?;
         Ok(page)
     }

@@ -35,7 +35,8 @@ pub async fn batches(client: &Client, filter: &Filter) -> Result<Vec<Progress>, 
              ORDER BY b.id DESC
              LIMIT $5)
         SELECT p.id, p.state::text, p.command, p.queue, p.priority, p.rows, p.queued, p.running, p.succeeded, p.failed,
-               p.aborted, p.aborting, p.generation, p.parent_id, p.created_at, p.finished_at, p.outputs
+               p.aborted, p.aborting, p.generation, p.parent_id, p.created_at, p.finished_at, p.outputs, p.keep::text, p.data_held,
+               p.data_gone_at, p.record_until, p.outputs_gone, p.archive
           FROM page
           JOIN musterd.batch_progress p ON p.id = page.id
          ORDER BY p.id DESC";
@@ -49,7 +50,8 @@ pub async fn open_batches(client: &Client, limit: i64) -> Result<Vec<Progress>, 
     const SQL: &str = "WITH page AS MATERIALIZED (
             SELECT b.id FROM musterd.batches b WHERE b.summarized_at IS NULL ORDER BY b.id DESC LIMIT $1)
         SELECT p.id, p.state::text, p.command, p.queue, p.priority, p.rows, p.queued, p.running, p.succeeded, p.failed,
-               p.aborted, p.aborting, p.generation, p.parent_id, p.created_at, p.finished_at, p.outputs
+               p.aborted, p.aborting, p.generation, p.parent_id, p.created_at, p.finished_at, p.outputs, p.keep::text, p.data_held,
+               p.data_gone_at, p.record_until, p.outputs_gone, p.archive
           FROM page
           JOIN musterd.batch_progress p ON p.id = page.id
          ORDER BY p.id DESC";

@@ -1,4 +1,4 @@
-//! Holding, releasing, aborting and redriving batches: the functions of the SQL API, with answers that a person can read.
+//! Holding, releasing, aborting and redriving batches, and keeping their data: the functions of the SQL API, with answers that a person can read.
 
 use super::{batches::Progress, events};
 use crate::{error_group::ErrorGroup, json::Json, lines::Lines};
@@ -18,6 +18,9 @@ pub enum Steer {
     Hold,
     Release,
     Abort,
+    /// Its data stays whatever retention says.
+    HoldData,
+    ReleaseData,
 }
 
 impl Steer {
@@ -26,6 +29,8 @@ impl Steer {
             Self::Hold => "hold",
             Self::Release => "release",
             Self::Abort => "abort",
+            Self::HoldData => "hold_data",
+            Self::ReleaseData => "release_data",
         }
     }
 }

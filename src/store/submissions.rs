@@ -169,7 +169,7 @@ async fn open(
                p_priority => $5, p_idempotency_key => $6, p_hold => $7, p_max_attempts => $8,
                p_row_timeout => pg_catalog.make_interval(secs => $9::float8), p_max_failed => $10,
                p_max_failed_percent => $11, p_on_done => $12, p_on_budget => $13, p_rows => $14, p_request_hash => $15,
-               p_traceparent => $16)";
+               p_traceparent => $16, p_keep => pg_catalog.justify_hours(pg_catalog.make_interval(secs => $17::float8)))";
     let timeout = order.row_timeout.map(|timeout| timeout.as_secs_f64());
     let (max_failed, percent) = match order.max_failed {
         MaxFailed::Rows(rows) => (rows, None),
@@ -197,6 +197,7 @@ async fn open(
                 &rows,
                 &hash,
                 &order.traceparent.as_ref().map(Traceparent::as_str),
+                &order.keep.map(|keep| keep.as_secs_f64()),
             ],
         )
         .await

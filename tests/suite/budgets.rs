@@ -31,27 +31,8 @@ async fn is_held(client: &tokio_postgres::Client, batch: i64) -> i32 {
 async fn a_batch_that_was_released_goes_on_until_the_next_failure() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // Three bad rows at the beginning, and one in the middle; the rows behind the third wait for it, whichever fiber is quicker.
-    let gate = Gate::closed();
-    let script = {
-        let gate = gate.clone();
-        Script::new(move |call| {
-            let gate = gate.clone();
-            async move {
-                match call.line {
-                    ..=2 => Outcome::Failed("no".into()),
-                    3 => {
-                        gate.open();
-                        Outcome::Failed("no".into())
-                    }
-                    line => {
-                        gate.pass().await;
-                        if line == 1_500 { Outcome::Failed("no".into()) } else { succeeded() }
-                    }
-                }
-            }
-        })
-    };
+    // Three bad rows at the beginning, and one in the middle.
+    let script = failing(|line| line <= 3 || line == 1_500);
     let worker =
         Worker::start(&db, "[queues.default]\nfibers = 2\nblock_size = 20", &[("work", script.clone())])
             .await;

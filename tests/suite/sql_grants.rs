@@ -7,36 +7,38 @@ use tokio_postgres::Client;
 use crate::suite::support::database::TestDb;
 
 /// They compute, or read only what the caller submitted: for every role.
-const EVERYONE: &str = "allowed_failures batch_errors batch_redrives batch_row batch_rows caller canary_limit canary_size check_batch check_key check_limits check_name check_task count_lines \
+const EVERYONE: &str = "allowed_failures batch_errors batch_redrives batch_row batch_rows caller canary_limit canary_size check_batch check_keep check_key check_limits check_name check_task count_lines \
     describe_error error_group_name error_group_of errors has_failed_siblings has_pending_children id_set is_alive is_final is_name is_open is_server_trouble is_unfinished \
     line_set lines_of redrive_preview row_array row_texts shown_state task_ids";
 /// They only look: for everyone who may read all.
-const READERS: &str = "acts_as audit batch_has_work_now begun_parent children_by_state chunks_of failed_now focus has_work_now is_about_to_end may_see rows_priority steers_all";
+const READERS: &str = "acts_as audit batch_has_work_now begun_parent children_by_state chunks_of data_is_gone failed_now focus has_work_now is_about_to_end may_see prune_plan retention_of rows_priority \
+    shortest_retention steers_all task_at";
 /// They submit, as SECURITY DEFINER.
 const PRODUCERS: &str = "append_rows enqueue enqueue_after enqueue_many set_result spawn submit_batch";
 /// They steer: operators everything, producers what they submitted.
-const STEERING: &str = "abort canary hold redrive release";
+const STEERING: &str = "abort canary hold hold_data redrive release release_data";
 /// They steer what is not a producer's.
 const OPERATORS: &str = "pause_queue resume_queue retry_task";
 /// They change tables, or hand out tokens: for workers.
-const WORKERS: &str = "abort_batch abort_children abort_task add_task add_tasks_by_key append_texts check_budget check_isolation check_submitter \
+const WORKERS: &str = "abort_abandoned abort_batch abort_children abort_task add_task add_tasks_by_key append_texts begin_prune_pass check_budget check_isolation check_submitter \
     claim_solo_task claim_sql_task claim_tasks claimed_tasks clean_session complete_batch complete_or_ask complete_parent complete_parent_if_ready \
-    complete_scope complete_scopes count_errors cut_chunks describe_task drop_free_blocks due_at end_task enforce_no_grandchildren extend_batch fail_attempt failed_lines \
+    complete_scope complete_scopes count_errors cut_chunks declare_retention describe_task drop_free_blocks due_at due_batches end_task enforce_no_grandchildren extend_batch fail_attempt failed_lines \
     fill_in_task find_append find_by_idempotency_key find_many_by_idempotency_key finish_batch finish_canary finish_own_tasks finish_parent finish_tasks first_waiting_parent \
-    free_claims grow_batch heal_batch issue_first_tickets issue_tickets join_pending lock_for_append lock_for_outcomes lock_task lock_ticket \
-    make_ready open_batch open_rest pass_by_locked process_queue process_tasks ready_heads record_death record_event record_steering record_unbalanced \
+    free_claims grow_batch heal_batch issue_first_tickets issue_tickets join_pending keep_data lock_for_append lock_for_outcomes lock_task lock_ticket \
+    make_ready open_batch open_rest outputs_gone pass_by_locked process_queue process_tasks prune_batch prune_bodies prune_events prune_records prune_rows prune_tasks \
+    ready_heads record_death record_event record_prune record_steering record_unbalanced \
     register_command reissue_ticket release_batch release_uncles remember_append reopen_failed_lines reopen_lines report_canary reserve_batch_id run_task runs_under \
     start_ready_uncles suspect_ticket sweep_tickets sweep_uncles take_tickets tell_ended tell_states wake_structured with_children";
 /// They grant.
 const OWNER: &str = "grant_functions grant_reading grant_roles make_role";
 
 /// Workers write them; operators and observers read.
-const TABLES: &str = "appends batches chunks commands failures failures_history queues rate_limits task_records task_tickets task_waits";
+const TABLES: &str = "appends batches chunks commands failures failures_history queues rate_limits retention retention_rules task_records task_tickets task_waits";
 /// The same, but for a column that is the workers' own.
 const WITH_SECRETS: &str = "blocks outcomes task_claims workers";
 /// Only migrations, or functions, write them.
 const FIXED: &str = "events schema_compat schema_history";
-const VIEWS: &str = "batch_progress batches_over canaries_over parents_aborting parents_over recorded_lines results rows tasks uncles_ready";
+const VIEWS: &str = "batch_progress batches_over batches_to_prune canaries_over parents_aborting parents_over recorded_lines results rows tasks trees_to_prune uncles_ready";
 /// For producers, too.
 const OWN: &str = "my_batches my_tasks paused_queues";
 

@@ -26,6 +26,7 @@ fn order(idempotency_key: Option<&str>) -> Order {
         on_done: None,
         on_budget: None,
         canary: None,
+        keep: None,
         traceparent: None,
     }
 }

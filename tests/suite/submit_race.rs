@@ -26,6 +26,7 @@ fn order(key: &str) -> Order {
         on_done: None,
         on_budget: None,
         canary: None,
+        keep: None,
         traceparent: None,
     }
 }

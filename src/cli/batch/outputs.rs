@@ -34,6 +34,9 @@ impl Outputs {
         let (client, progress) = open(global, config, self.id).await?;
         client.close().await;
         let ended = progress.is_over();
+        if let Some(at) = progress.data_gone_at.filter(|_| progress.outputs_gone) {
+            bail!("the output files of batch {} went with its data on {at:.0}", self.id);
+        }
         let outputs = match (progress.outputs, ended) {
             (Some(outputs), _) => outputs,
             (None, true) => return self.none(global, "has no outputs"),

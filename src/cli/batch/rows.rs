@@ -1,14 +1,17 @@
 //! `musterd batch rows`: the rows of a batch from a line on, all or those in one state.
 
 use super::open;
-use crate::cli::{Exit, Global, screen};
+use crate::cli::{Exit, Global, screen, task::in_words};
 use anyhow::Result;
 use clap::Args;
 use comfy_table::Cell;
 use musterd::{
     config::Config,
     error_group::ErrorGroup,
-    store::listing::{self, RowView, Which},
+    store::{
+        listing::{self, RowView, Which},
+        retention,
+    },
 };
 
 const EXAMPLES: &str = "\
@@ -57,6 +60,7 @@ impl Rows {
     pub(super) async fn execute(self, global: &Global, config: &Config) -> Result<Exit> {
         let (client, _) = open(global, config, self.id).await?;
         let page = listing::rows(&client, self.id, self.which(), self.from, self.limit, usize::MAX).await?;
+        retention::check_data(&*client, self.id).await.map_err(in_words)?;
         client.close().await;
         if global.json {
             screen::json(&page)?;

@@ -115,7 +115,11 @@ pub(in crate::cli) fn summary(global: &Global, progress: &Progress) -> Result<()
     table.add_row(cells(progress));
     table.print_one()?;
     if let Some(outputs) = &progress.outputs {
-        screen::line(&format!("outputs: {}", describe(outputs)))?;
+        let gone = if progress.outputs_gone { " (gone)" } else { "" };
+        screen::line(&format!("outputs: {}{gone}", describe(outputs)))?;
+    }
+    if let Some(data) = data(progress) {
+        screen::line(&format!("data: {data}"))?;
     }
     Ok(())
 }
@@ -159,6 +163,26 @@ pub(super) fn cells(progress: &Progress) -> [Cell; 10] {
 /// The state in one word: a batch on its way to `aborted` is `aborting`.
 pub(super) fn state(progress: &Progress) -> &str {
     if progress.aborting { "aborting" } else { &progress.state }
+}
+
+/// What is to be said of its rows beside that they are there.
+fn data(progress: &Progress) -> Option<String> {
+    let Some(gone) = progress.data_gone_at else {
+        return match (progress.data_held, &progress.keep) {
+            (true, _) => Some("stays until release-data".into()),
+            (false, Some(keep)) => Some(format!("stays for {keep} after its end")),
+            (false, None) => None,
+        };
+    };
+    let record = match progress.record_until {
+        Some(until) => format!("until {until:.0}"),
+        None => "for ever".into(),
+    };
+    let archive = progress.archive.as_ref().map(|archive| {
+        let archive: serde_json::Value = serde_json::from_str(archive.text()).unwrap_or_default();
+        format!("; archived in {}", archive["location"].as_str().unwrap_or_default())
+    });
+    Some(format!("went on {gone:.0}; this record stays {record}{}", archive.unwrap_or_default()))
 }
 
 fn describe(outputs: &Json) -> String {

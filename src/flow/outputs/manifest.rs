@@ -7,6 +7,7 @@ use crate::{
     store::batches::Closed,
 };
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 /// Files that are named with the batch itself; all of them are in the manifest.
 const SHOWN: usize = 1_000;
@@ -38,11 +39,20 @@ pub struct FileEntry {
 /// it: it decides the content.
 pub fn folder(closed: &Closed) -> String {
     let Closed { id, generation, rows, succeeded, failed, .. } = closed;
-    let uid = &closed.uid.simple().to_string()[..8];
+    let home = home_of(*id, closed.uid);
     match succeeded + failed {
-        done if done == *rows => format!("batches/{id}-{uid}/g{generation}-r{rows}"),
-        done => format!("batches/{id}-{uid}/g{generation}-r{rows}-d{done}"),
+        done if done == *rows => format!("{home}/g{generation}-r{rows}"),
+        done => format!("{home}/g{generation}-r{rows}-d{done}"),
     }
+}
+
+fn home_of(id: i64, uid: Uuid) -> String {
+    format!("batches/{id}-{}", &uid.simple().to_string()[..8])
+}
+
+/// Where the files of all ends of a batch lie, and nothing else.
+pub fn home(id: i64, uid: Uuid) -> Result<Key, ObjectError> {
+    Key::new(home_of(id, uid))
 }
 
 /// Where the manifest of this end of a batch lies.
@@ -82,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_key_changes_with_all_that_its_content_depends_on() {
-        let uid = uuid::Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+        let uid = Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
         let (id, generation, rows, succeeded, failed, recorded) = (7, 1, 10, 9, 1, 10);
         let whole =
             Closed { id, uid, generation, rows, succeeded, failed, recorded, outputs: true, aborting: false };
@@ -90,7 +100,7 @@ mod tests {
         assert_eq!(folder(&Closed { generation: 2, ..whole.clone() }), "batches/7-01234567/g2-r10");
         assert_eq!(folder(&Closed { rows: 12, succeeded: 11, ..whole.clone() }), "batches/7-01234567/g1-r12");
         assert_eq!(folder(&Closed { succeeded: 3, ..whole.clone() }), "batches/7-01234567/g1-r10-d4");
-        let other = Closed { uid: uuid::Uuid::from_u128(1), ..whole.clone() };
+        let other = Closed { uid: Uuid::from_u128(1), ..whole.clone() };
         assert_ne!(folder(&other), folder(&whole), "another batch that was given the same id");
     }
 }

@@ -11,6 +11,7 @@ use crate::store::{
     batches::{self, Progress},
     errors::{self, Group},
     listing::{self, Filter, RowPage, Which},
+    retention,
     steering::{self, Detail, Redrive, Steer},
 };
 use crate::{error_group::ErrorGroup, lines::Lines};
@@ -111,7 +112,9 @@ pub(super) async fn rows(
     let limit = query.one("limit", number(1, 1_000)).unwrap_or(50);
     query.done()?;
     find(&api, id).await?;
-    let page = listing::rows(&*api.client().await?, id, which, from, limit, api.page_bytes).await?;
+    let client = api.client().await?;
+    let page = listing::rows(&client, id, which, from, limit, api.page_bytes).await?;
+    retention::check_data(&**client, id).await?;
     Ok(Json(page))
 }
 
@@ -196,6 +199,38 @@ fn redrive_of(body: &[u8]) -> Result<(Redrive, bool), Problem> {
     let dry_run = object.one("dry_run", "true or false", Ok).unwrap_or_default();
     object.done()?;
     Ok((what, dry_run))
+}
+
+/// Its rows stay, whatever retention says.
+pub(super) async fn hold_data(
+    State(api): State<Api>,
+    place: Place,
+    query: Query,
+    client: Client,
+) -> Result<Json<Progress>, Problem> {
+    keep_data(&api, place, query, client, Steer::HoldData).await
+}
+
+pub(super) async fn release_data(
+    State(api): State<Api>,
+    place: Place,
+    query: Query,
+    client: Client,
+) -> Result<Json<Progress>, Problem> {
+    keep_data(&api, place, query, client, Steer::ReleaseData).await
+}
+
+async fn keep_data(
+    api: &Api,
+    place: Place,
+    query: Query,
+    client: Client,
+    what: Steer,
+) -> Result<Json<Progress>, Problem> {
+    query.done()?;
+    let id = place.id()?;
+    steering::steer(&*api.client().await?, id, what, client.name()).await?;
+    find(api, id).await.map(Json)
 }
 
 /// Nothing more of it starts; it has ended when no worker holds a block of it. The answer does not wait for that.

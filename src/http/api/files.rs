@@ -16,13 +16,13 @@ use crate::{
     json::Json,
     objects::Key,
     periodic::describe,
-    store::export::Rows,
+    store::{batches::Progress, export::Rows},
 };
 use axum::{
     Json as Answer,
     body::Body,
     extract::State,
-    http::header,
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -46,7 +46,10 @@ pub(super) async fn outputs(
 ) -> Result<Answer<Outputs>, Problem> {
     query.done()?;
     let batch = find(&api, place.id()?).await?;
-    Ok(Answer(Outputs { batch: batch.id, outputs: batch.outputs }))
+    match batch.outputs_gone {
+        true => Err(gone(&batch)),
+        false => Ok(Answer(Outputs { batch: batch.id, outputs: batch.outputs })),
+    }
 }
 
 pub(super) async fn download(
@@ -59,7 +62,11 @@ pub(super) async fn download(
     let (id, name) = (place.id()?, place.word("file")?);
     let absent = || Problem::not_found(&format!("output file of this name in batch {id}"));
     let slot = api.download_slot(&caller)?;
-    let outputs = find(&api, id).await?.outputs.ok_or_else(absent)?;
+    let batch = find(&api, id).await?;
+    if batch.outputs_gone {
+        return Err(gone(&batch));
+    }
+    let outputs = batch.outputs.ok_or_else(absent)?;
     let manifest = manifest(&api, &outputs).await?;
     let file = manifest.files.into_iter().find(|file| file.name == name).ok_or_else(absent)?;
     let reader = api.objects.get_stream(&Key::new(&*file.key)?).await?;
@@ -75,6 +82,11 @@ pub(super) async fn download(
         (header::ETAG, format!("\"{}\"", file.sha256)),
     ];
     Ok((headers, Body::from_stream(bytes)).into_response())
+}
+
+fn gone(batch: &Progress) -> Problem {
+    let detail = format!("the output files of batch {} went with its data", batch.id);
+    Problem::new(StatusCode::GONE, "data_gone", detail)
 }
 
 async fn manifest(api: &Api, outputs: &Json) -> Result<Manifest, Problem> {

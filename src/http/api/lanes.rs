@@ -126,6 +126,11 @@ pub(super) async fn why_queue(
     told(format!("queue {name}"), why::queue(&**api.client().await?, &name).await?)
 }
 
+pub(super) async fn why_retention(State(api): State<Api>, query: Query) -> Result<Json<Why>, Problem> {
+    query.done()?;
+    told("retention".into(), Some(why::retention(&**api.client().await?).await?))
+}
+
 fn told(subject: String, reasons: Option<Vec<Reason>>) -> Result<Json<Why>, Problem> {
     match reasons {
         Some(reasons) => Ok(Json(Why { subject, reasons })),

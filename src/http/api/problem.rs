@@ -6,6 +6,7 @@ use crate::{
     periodic::describe,
     store::{
         fault::{self, Fault},
+        retention,
         steering::SteeringError,
         submissions::SubmissionError,
     },
@@ -159,6 +160,7 @@ impl From<tokio_postgres::Error> for Problem {
 /// Our functions raise in a person's words. A constraint of a table does not, and its words are the server's.
 fn in_words(error: &tokio_postgres::error::DbError) -> Option<Problem> {
     let (status, code) = match *error.code() {
+        ref code if code.code() == retention::GONE => (StatusCode::GONE, "data_gone"),
         SqlState::NO_DATA_FOUND => (StatusCode::NOT_FOUND, "not_found"),
         SqlState::UNIQUE_VIOLATION => (StatusCode::CONFLICT, "conflict"),
         SqlState::INVALID_PARAMETER_VALUE => (StatusCode::UNPROCESSABLE_ENTITY, "not_storable"),

@@ -13,6 +13,7 @@ use crate::{
         submit::{self, Canary, Given, MaxFailed, Meter, OnBudget, Order},
     },
     json::Json,
+    keep,
     store::batches,
     traceparent::Traceparent,
 };
@@ -97,6 +98,7 @@ fn order(query: &mut Query, headers: &HeaderMap) -> Result<Order, Problem> {
         on_done: query.one("on_done", name),
         on_budget: query.one("on_budget", |text| text.parse::<OnBudget>()),
         canary: canary(query),
+        keep: query.one("keep", keep::parse_time),
         traceparent: traceparent(headers),
     })
 }

@@ -38,6 +38,8 @@ pub struct Shown {
     pub payload: Json,
     pub result: Option<Json>,
     pub error: Option<String>,
+    /// When retention emptied payload, result and error.
+    pub data_gone_at: Option<jiff::Timestamp>,
 }
 
 impl Shown {
@@ -69,6 +71,7 @@ impl Shown {
             payload: row.get("payload"),
             result: row.get("result"),
             error: row.get("error"),
+            data_gone_at: moment::maybe(row, "data_gone_at"),
         }
     }
 
@@ -85,7 +88,7 @@ impl Shown {
 
 const SHOWN: &str = "SELECT t.id, t.state::text AS state, t.parent_id, t.queue, t.command, t.priority, t.attempt, t.max_attempts,
            t.crashes, NULLIF(t.run_at, 'infinity') AS run_at, t.created_at, t.finished_at, t.worker, t.dedup_key,
-           t.idempotency_key, t.payload, t.result, t.error,
+           t.idempotency_key, t.payload, t.result, t.error, t.data_gone_at,
            c.states AS child_states, c.counts AS child_counts,
            ARRAY (SELECT w.after_id FROM musterd.task_waits w WHERE w.task_id = t.id ORDER BY w.after_id) AS after
       FROM musterd.tasks t

@@ -11,9 +11,16 @@ const GUARD: &str = "
 CREATE SCHEMA guard;
 GRANT USAGE ON SCHEMA guard TO PUBLIC;
 
--- Chunks, outcomes and failures are written once. Failures are moved to their history by a redrive, and only so.
+-- Chunks, outcomes and failures are written once. Failures are moved to their history by a redrive, and only so. Retention deletes them,
+-- of a batch that says that its data is gone.
+CREATE FUNCTION guard.is_gone(p_batch bigint) RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog AS $$
+    SELECT EXISTS (SELECT FROM musterd.batches b WHERE b.id = p_batch AND b.data_gone_at IS NOT NULL)
+$$;
 CREATE FUNCTION guard.refuse() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
+    IF TG_OP = 'DELETE' AND guard.is_gone(OLD.batch_id) THEN
+        RETURN OLD;
+    END IF;
     RAISE EXCEPTION 'guard: % of %: %', TG_OP, TG_TABLE_NAME, OLD USING ERRCODE = 'data_corrupted';
 END $$;
 CREATE TRIGGER written_once BEFORE UPDATE OR DELETE ON musterd.chunks FOR EACH ROW EXECUTE FUNCTION guard.refuse();
@@ -23,7 +30,7 @@ CREATE TRIGGER written_once BEFORE UPDATE OR DELETE ON musterd.failures_history
     FOR EACH ROW EXECUTE FUNCTION guard.refuse();
 CREATE FUNCTION guard.was_moved() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM musterd.failures_history h JOIN musterd.batches b ON b.id = h.batch_id
+    IF NOT guard.is_gone(OLD.batch_id) AND NOT EXISTS (SELECT FROM musterd.failures_history h JOIN musterd.batches b ON b.id = h.batch_id
                     WHERE h.batch_id = OLD.batch_id AND h.line = OLD.line AND h.generation = OLD.generation
                       AND h.redriven_in = b.generation + 1 AND b.summarized_at IS NOT NULL AND h.error = OLD.error) THEN
         RAISE EXCEPTION 'guard: not moved to the history: %', OLD USING ERRCODE = 'data_corrupted';
