@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test test-cluster test-families test-outputs test-pooler test-retention test-rollout test-upload test-versions fuzz fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
+.PHONY: help run dev test torture test-cluster test-families test-outputs test-pooler test-retention test-rollout test-upload test-versions fuzz fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,14 @@ test-outputs: setup-test ## Run a million rows with a gigabyte of outputs on bot
 # Minutes, and figures at its end.
 test-retention: setup-test ## Prune 10,000,000 rows beside a running batch, and see the tables stop growing over 20 rounds
 	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture --test-threads 1 retention_load
+
+# The seed repeats what is submitted and what goes wrong. One of the four replicas is of another build of the same schema, without features.
+# A red run leaves its logs in target/tmp/torture. Half a minute of it is among the tests.
+OTHER := target/tmp/other-build
+torture: setup-test ## Torture four replicas under random faults and account for every row (SEED=7 MINUTES=10 TORTURE="--json")
+	@$(CARGO) build --locked --quiet --bin musterd
+	@mkdir -p $(dir $(OTHER)) && cp target/debug/musterd $(OTHER)
+	@$(CARGO) test --locked --quiet --all-features --test torture -- run --other $(OTHER) $(SEED:%=--seed %) $(MINUTES:%=--minutes %) $(TORTURE)
 
 # Everything of batches and tasks again, with PgBouncer between the replicas and the database. Not in make test, which has a
 # cross-section of it: it takes as long as those suites do, twice. Left out: schedules of statements, and a measure of LISTEN.

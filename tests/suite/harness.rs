@@ -158,6 +158,30 @@ async fn the_proxy_delays_swallows_and_resets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_proxy_cuts_after_a_commit_and_closes_by_half() {
+    let db = TestDb::new().await;
+    let proxy = FaultProxy::start(([127, 0, 0, 1], services::postgres().port()).into()).await;
+    let url = proxy.rewrite(db.url());
+    let direct = db.client().await;
+    let exists = async |table: &str| -> bool {
+        let sql = format!("SELECT to_regclass('{table}') IS NOT NULL");
+        direct.query_one(&sql, &[]).await.unwrap().get(0)
+    };
+    let (client, _connection) = connect(&url).await;
+    proxy.set(Fault::CutCommits);
+    within(SOON, client.batch_execute("SELECT 1")).await.unwrap();
+    let transaction = client.batch_execute("BEGIN; CREATE TABLE committed (id int); COMMIT");
+    within(SOON, transaction).await.unwrap_err();
+    assert!(exists("committed").await, "the server was cut off before it had committed");
+
+    proxy.set(Fault::None);
+    let (client, _connection) = connect(&url).await;
+    proxy.set(Fault::HalfClose);
+    within(SOON, client.batch_execute("CREATE TABLE unheard (id int)")).await.unwrap_err();
+    eventually(SOON, "what was sent has arrived", async || exists("unheard").await.then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_configuration_is_filled_in_and_what_the_test_says_stays() {
     let db = TestDb::empty().await;
     let config = TestConfig::new(&db, "[http]\nlisten = \"127.0.0.1:1\"\n[queues.default]\nfibers = 3");

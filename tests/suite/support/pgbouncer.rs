@@ -24,15 +24,21 @@ const NOBODY: u32 = 65534;
 pub(crate) struct PgBouncer {
     tether: Tether,
     port: u16,
+    ini: PathBuf,
     log: PathBuf,
 }
 
 impl PgBouncer {
-    /// With further lines of its configuration.
+    /// Before this run's PostgreSQL, with further lines of its configuration.
     pub(crate) fn start(settings: &str) -> Self {
+        Self::before(services::postgres().url(), settings)
+    }
+
+    /// Before another server. The URL has the user and the password of clients and pooler alike.
+    pub(crate) fn before(server: &str, settings: &str) -> Self {
         let port = services::free_port();
         let dir = run::new_dir("pgbouncer");
-        let server = Url::parse(services::postgres().url()).unwrap();
+        let server = Url::parse(server).unwrap();
         let (user, password) = (server.username(), server.password().unwrap());
         let (users, ini, log) = (dir.join("users"), dir.join("pgbouncer.ini"), dir.join("pgbouncer.log"));
         std::fs::write(&users, format!("\"{user}\" \"{password}\"\n")).unwrap();
@@ -46,18 +52,27 @@ impl PgBouncer {
             log.display(),
         );
         std::fs::write(&ini, config).unwrap();
-        let mut command = Command::new(program());
-        command.arg(&ini).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
-            command.uid(NOBODY).gid(NOBODY);
         }
-        let tether = Tether::spawn(command, Signal::KILL)
-            .expect("pgbouncer cannot be started; install it (Debian: apt-get install pgbouncer)");
-        run::kill_at_end(tether.pid());
-        let pooler = Self { tether, port, log };
+        let pooler = Self { tether: launch(&ini), port, ini, log };
         pooler.wait_ready();
         pooler
+    }
+
+    /// Ends it at once, and starts it again with the same configuration.
+    pub(crate) fn restart(&mut self) {
+        self.stop();
+        self.tether = launch(&self.ini);
+        self.wait_ready();
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.tether.status().is_some()
     }
 
     /// How to get to a test's database through it.
@@ -78,6 +93,12 @@ impl PgBouncer {
                 .is_ok_and(|log| log.contains("disconnect_client(): bad client state"))
     }
 
+    fn stop(&self) {
+        let _ = self.tether.signal(Signal::KILL);
+        self.tether.wait(Duration::from_secs(20));
+        run::forget(self.tether.pid());
+    }
+
     fn wait_ready(&self) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_err() {
@@ -90,10 +111,20 @@ impl PgBouncer {
 
 impl Drop for PgBouncer {
     fn drop(&mut self) {
-        let _ = self.tether.signal(Signal::KILL);
-        self.tether.wait(Duration::from_secs(20));
-        run::forget(self.tether.pid());
+        self.stop();
     }
+}
+
+fn launch(ini: &Path) -> Tether {
+    let mut command = Command::new(program());
+    command.arg(ini).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if rustix::process::geteuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let tether = Tether::spawn(command, Signal::KILL)
+        .expect("pgbouncer cannot be started; install it (Debian: apt-get install pgbouncer)");
+    run::kill_at_end(tether.pid());
+    tether
 }
 
 /// One for all tests of the run. Every transaction gets the session that was idle longest: a statement that counts on

@@ -24,6 +24,18 @@ pub(crate) enum Fault {
     CutRepliesAfter(usize),
     /// New connections are reset at once; open ones are left alone.
     RefuseNew,
+    /// A connection is reset in place of the answer to a COMMIT: the server has committed and the client never hears of it.
+    CutCommits,
+    /// The server's side of a connection is closed at its next piece, as if the server had nothing more to say; what the client sends
+    /// still arrives.
+    HalfClose,
+}
+
+/// How PostgreSQL says that a transaction was committed: the tag of its CommandComplete.
+const COMMITTED: &[u8] = b"COMMIT\0";
+
+fn has(bytes: &[u8], words: &[u8]) -> bool {
+    bytes.windows(words.len()).any(|part| part == words)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +153,7 @@ async fn serve(
         while frozen.changed().await.is_ok() {
             let words = *frozen.borrow_and_update();
             let begun = begun.lock().unwrap();
-            if begun.windows(words.len()).any(|part| part == words.as_bytes()) {
+            if has(&begun, words.as_bytes()) {
                 return;
             }
         }
@@ -190,6 +202,16 @@ impl Pump {
                 let room = 1024_usize.saturating_sub(begun.len());
                 begun.extend_from_slice(&buffer[..size.min(room)]);
             }
+            if toward == Toward::Client && *self.fault.borrow() == Fault::HalfClose {
+                self.to.shutdown().await?;
+                return self.swallow().await;
+            }
+            if toward == Toward::Client
+                && *self.fault.borrow() == Fault::CutCommits
+                && has(&buffer[..size], COMMITTED)
+            {
+                return Err(std::io::ErrorKind::ConnectionReset.into());
+            }
             let allowed = self.wait_through(toward, size).await?;
             self.to.write_all(&buffer[..allowed]).await?;
             self.passed += allowed;
@@ -197,6 +219,13 @@ impl Pump {
                 return Err(std::io::ErrorKind::ConnectionReset.into());
             }
         }
+    }
+
+    /// Takes what comes and passes nothing on, until the connection breaks.
+    async fn swallow(&mut self) -> std::io::Result<()> {
+        let mut buffer = [0; 4096];
+        while self.from.read(&mut buffer).await? > 0 {}
+        Ok(())
     }
 
     /// Waits as the fault wants; how much of a piece of `size` bytes gets through before the connection is cut.
