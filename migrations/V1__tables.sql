@@ -457,6 +457,8 @@ COMMENT ON TABLE musterd.failures IS
     'The rows that failed, one tuple each: there are few of them, and people look at each. Moved to failures_history when '
     'they are run again.';
 
+-- Empty when no row that failed adds text to a file.
+CREATE INDEX failures_outputs ON musterd.failures (batch_id, line) WHERE outputs IS NOT NULL;
 COMMENT ON COLUMN musterd.failures.error_group IS
     'Errors that differ only in numbers, ids, quoted parts, paths and addresses have the same, and those with the same error_code. '
     'error_group_name shows it as people see it. Computed by the worker that wrote it.';

@@ -450,6 +450,13 @@ CREATE VIEW musterd.my_batches WITH (security_barrier) AS
 SELECT p.* FROM musterd.batch_progress p JOIN musterd.task_records t ON t.id = p.id WHERE t.submitted_by = (SELECT musterd.caller());
 COMMENT ON VIEW musterd.my_batches IS 'Those of musterd.batch_progress that the caller submitted. For producers; their rows: batch_rows.';
 
+CREATE VIEW musterd.output_texts AS
+SELECT o.batch_id, o.first_line, o.lines, o.outputs FROM musterd.outcomes o WHERE o.outputs IS NOT NULL
+UNION ALL
+SELECT f.batch_id, f.line, int4multirange(int4range(f.line, f.line + 1)), f.outputs::text FROM musterd.failures f WHERE f.outputs IS NOT NULL;
+COMMENT ON VIEW musterd.output_texts IS
+    'The text that rows of a batch add to output files, as outcomes has it, also of rows that failed. Ask for one batch.';
+
 CREATE VIEW musterd.recorded_lines AS
     SELECT o.batch_id, (o.first_line - 1) / 10000 AS stripe, l.lines, true AS succeeded
       FROM musterd.outcomes o CROSS JOIN LATERAL unnest(o.lines) l (lines) WHERE o.first_line > 0

@@ -669,7 +669,7 @@ BEGIN
     END IF;
     -- A batch does not end without its files; one that is being aborted ends without them when its store refuses them.
     IF p_outputs IS NULL AND NOT v_batch.aborting
-       AND EXISTS (SELECT FROM musterd.outcomes o WHERE o.batch_id = p_id AND o.outputs IS NOT NULL) THEN
+       AND EXISTS (SELECT FROM musterd.output_texts o WHERE o.batch_id = p_id) THEN
         RETURN 'stale';
     END IF;
     RETURN CASE WHEN musterd.finish_batch(v_batch, p_succeeded, p_failed, p_outputs) THEN 'completed' ELSE 'stale' END;

@@ -136,6 +136,27 @@ mod tests {
     }
 
     #[test]
+    fn a_row_that_failed_keeps_its_error_and_says_what_of_it_cannot_be_stored() {
+        let failed = |result: &str, name: &str| Failed {
+            result: Some(Json::from_text(result)),
+            outputs: vec![(name.into(), "x\n".into())],
+            ..Failed::coded("declined", "no\0".into())
+        };
+        let good = failed("{\n}", "a.txt").stored(7);
+        assert_eq!((good.line, &*good.error, good.code.as_deref()), (7, "no\u{fffd}", Some("declined")));
+        assert_eq!(good.result.unwrap().text(), "{ }");
+        assert_eq!(good.outputs.unwrap().text(), r#"{"a.txt":"x\n"}"#);
+        let bad = failed(r#""\u0000""#, "a/b").stored(7);
+        assert!(bad.result.is_none() && bad.outputs.is_none() && bad.group == good.group);
+        assert!(
+            bad.error.starts_with("no") && bad.error.contains("result cannot be stored"),
+            "{}",
+            bad.error
+        );
+        assert!(bad.error.contains("cannot name an output file"), "{}", bad.error);
+    }
+
+    #[test]
     fn what_cannot_be_stored_fails_its_own_row() {
         for text in [r#""\u0000""#, r#""\ud800""#, "1e200000", "[1,", "", &"[".repeat(200)] {
             assert!(done(text).stored().unwrap_err().contains("the result cannot be stored"), "{text}");

@@ -57,7 +57,7 @@ impl Look {
 
 const LOOK: &str = "SELECT b.id, b.uid, b.generation, b.rows, b.aborting, a.succeeded, a.failed, a.doubled, a.outside, a.missing,
            a.recorded,
-           EXISTS (SELECT FROM musterd.outcomes o WHERE o.batch_id = b.id AND o.outputs IS NOT NULL) AS outputs, false AS parent
+           EXISTS (SELECT FROM musterd.output_texts o WHERE o.batch_id = b.id) AS outputs, false AS parent
       FROM musterd.batches_over b CROSS JOIN LATERAL musterd.audit(b.id) a
      WHERE b.id = ANY ($1)
     UNION ALL
@@ -234,7 +234,7 @@ fn completion(answer: &str) -> Completion {
 /// has ended.
 pub async fn worth_a_look(client: &Object, ids: &[i64]) -> Result<(Vec<Over>, Vec<i64>), Error> {
     const SQL: &str = "SELECT b.id, false AS budget,
-               EXISTS (SELECT FROM musterd.outcomes o WHERE o.batch_id BETWEEN b.id AND b.id AND o.outputs IS NOT NULL) AS outputs
+               EXISTS (SELECT FROM musterd.output_texts o WHERE o.batch_id BETWEEN b.id AND b.id) AS outputs
           FROM musterd.batches_over b
          WHERE b.id = ANY ($1)
         UNION ALL

@@ -81,7 +81,7 @@ impl<'a> Snapshot<'a> {
 
     /// The batch's files by name: one pass over the outcomes that have text for any.
     pub async fn files(&self, batch: i64) -> Result<Vec<FileSpan>, FilesError> {
-        const SQL: &str = "SELECT o.lines, o.outputs FROM musterd.outcomes o WHERE o.batch_id = $1 AND o.outputs IS NOT NULL";
+        const SQL: &str = "SELECT o.lines, o.outputs FROM musterd.output_texts o WHERE o.batch_id = $1";
         let outcomes = self.0.query_raw(SQL, [batch]).await?;
         pin_mut!(outcomes);
         let mut files: HashMap<String, (i32, i32)> = HashMap::new();
@@ -132,8 +132,8 @@ impl<'a> Snapshot<'a> {
     }
 
     async fn page(&self, batch: i64, name: &str, lines: RangeInclusive<i32>) -> Result<Page, Error> {
-        const SQL: &str = "SELECT o.lines, o.outputs FROM musterd.outcomes o
-             WHERE o.batch_id = $1 AND o.outputs IS NOT NULL
+        const SQL: &str = "SELECT o.lines, o.outputs FROM musterd.output_texts o
+             WHERE o.batch_id = $1
                -- An outcome lies within one stripe.
                AND o.first_line > ($2::int - 1) / 10000 * 10000 AND o.first_line <= $3::int
                AND o.lines && pg_catalog.int4range($2, $3 + 1)";

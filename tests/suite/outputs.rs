@@ -7,7 +7,7 @@ mod trouble;
 
 use futures::FutureExt;
 use musterd::flow::complete::CompleteError;
-use musterd::handler::{Done, Outcome};
+use musterd::handler::{Done, Failed, Outcome};
 use musterd::objects::{Key, Store};
 use musterd::store::batches::{Advisory, Completion, Look, ScopeEnd};
 use musterd::store::outputs::Snapshot;
@@ -24,7 +24,14 @@ use crate::suite::support::wait::{eventually, within};
 /// Several files, text of all kinds, rows that add nothing and rows that fail.
 fn words(line: i32) -> Outcome {
     let text = match line % 7 {
-        0 => return Outcome::Failed("every seventh".into()),
+        0 if line % 2 == 0 => return Outcome::Failed("every seventh".into()),
+        0 => {
+            let rejects = vec![
+                ("rejects.txt".to_owned(), format!("{line} failed\n")),
+                ("all.txt".to_owned(), "x\n".to_owned()),
+            ];
+            return Outcome::Failed(Failed { outputs: rejects, ..Failed::from("every seventh") });
+        }
         1 => String::new(),
         2 => "ü \"quoted\" \\ and\ttabs\r\n".to_owned(),
         _ => format!("line {line}\n"),
@@ -92,7 +99,8 @@ async fn every_file_is_what_the_rows_say_in_both_stores() {
         let outputs = agrees(&client, &store, id).await;
         let folder = folder(&client, id, "g1-r2500").await;
         assert_eq!(outputs["manifest"], format!("{folder}/manifest.json"));
-        let expected = ["all.txt", "manifest.json", "third ü.csv"].map(|name| format!("{folder}/{name}"));
+        let expected =
+            ["all.txt", "manifest.json", "rejects.txt", "third ü.csv"].map(|name| format!("{folder}/{name}"));
         assert_eq!(files_below(&dir), expected, "and nothing else");
         worker.stop().await;
     }

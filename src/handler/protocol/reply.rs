@@ -145,6 +145,9 @@ pub fn read_task(bytes: &[u8]) -> Result<TaskOutcome, BadReply> {
             "\"append\" is for rows, which have a batch to append to; a task may call musterd.append_rows"
                 .into(),
         ),
+        Outcome::Succeeded(Done { outputs, .. }) if !outputs.is_empty() => {
+            TaskOutcome::Failed(NO_FILES.into())
+        }
         Outcome::Succeeded(Done { result, .. }) => match serde_json::from_slice::<Next>(bytes) {
             Ok(next) => TaskOutcome::Done(TaskDone {
                 result,
@@ -156,9 +159,20 @@ pub fn read_task(bytes: &[u8]) -> Result<TaskOutcome, BadReply> {
                 after: None,
             },
         },
-        Outcome::Failed(error) => TaskOutcome::Failed(error),
-        Outcome::Retry { error, after } => TaskOutcome::Retry { error, after },
+        Outcome::Failed(failed) => TaskOutcome::Failed(without_files(failed)),
+        Outcome::Retry { error, after } => TaskOutcome::Retry { error: without_files(error), after },
     })
+}
+
+const NO_FILES: &str =
+    "\"outputs\" is for rows, whose batch has files; what a task has to say is its \"result\"";
+
+/// What a task cannot leave behind is named in its error.
+fn without_files(mut failed: Failed) -> Failed {
+    if !std::mem::take(&mut failed.outputs).is_empty() {
+        failed.error = format!("{} ({NO_FILES})", failed.error);
+    }
+    failed
 }
 
 /// One outcome stands for many rows; rows to append must come from one of them, or they would be appended many times.

@@ -151,6 +151,14 @@ fn rows_to_append_stand_in_a_row_s_own_entry_and_are_checked() {
     );
     let task = read_task(br#"{"outcome":"succeeded","append":[1]}"#).unwrap();
     assert!(matches!(task, TaskOutcome::Failed(failed) if failed.error.contains("append_rows")));
+    // Nor has a task a file: that is said, whatever became of it.
+    for outcome in ["succeeded", "failed"] {
+        let reply = format!(r#"{{"outcome":"{outcome}","error":"no","result":1,"outputs":{{"a.txt":"x"}}}}"#);
+        let task = read_task(reply.as_bytes()).unwrap();
+        assert!(
+            matches!(task, TaskOutcome::Failed(failed) if failed.error.contains("whose batch has files"))
+        );
+    }
 }
 
 /// The keys of an object are those of the schema's definition: none missing, none unheard of.

@@ -112,7 +112,7 @@ pub async fn batch(client: &impl GenericClient, id: i64) -> Result<Option<BatchF
                b.on_budget, t.error, k.*, y.recent,
                EXTRACT(EPOCH FROM pg_catalog.now() - GREATEST(y.latest, t.run_at))::float8 AS quiet,
                EXISTS (SELECT FROM musterd.batches_over o WHERE o.id = b.id) AS over,
-               EXISTS (SELECT FROM musterd.outcomes o WHERE o.batch_id BETWEEN b.id AND b.id AND o.outputs IS NOT NULL) AS outputs,
+               EXISTS (SELECT FROM musterd.output_texts o WHERE o.batch_id BETWEEN b.id AND b.id) AS outputs,
                (SELECT pg_catalog.count(*) FROM musterd.batches o
                  WHERE o.queue = b.queue AND o.open AND o.next_line <= o.rows AND NOT o.canary_only AND o.priority < b.priority) AS ahead
           FROM musterd.batches b
