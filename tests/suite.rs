@@ -5,6 +5,7 @@ mod suite {
     mod support;
 
     mod afternoon;
+    mod aged;
     mod alive;
     mod api;
     mod batch_cli;

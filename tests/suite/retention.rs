@@ -2,7 +2,7 @@
 
 use musterd::upkeep::retention::Gone;
 
-use crate::suite::support::aged::{age, declare, ended, pass, task, tuples};
+use crate::suite::aged::{age, declare, ended, pass, task, tuples};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::sql::{refusal, rows, value};

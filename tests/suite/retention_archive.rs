@@ -7,9 +7,9 @@ use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::suite::aged::{age, declare, ended, pass, tuples};
 use crate::suite::batch_cli::json_of;
 use crate::suite::outputs::ground::{ended as outputs_ended, file_store, files_below, over, s3_store};
-use crate::suite::support::aged::{age, declare, ended, pass, tuples};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::sql::{refusal, rows, value};

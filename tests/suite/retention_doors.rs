@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
+use crate::suite::aged::{age, declare, ended, task, tuples};
 use crate::suite::api::caller::Caller;
 use crate::suite::batch_cli::{json_of, refused, said};
-use crate::suite::support::aged::{age, declare, ended, task, tuples};
 use crate::suite::support::config::TestConfig;
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::{TestDb, connect};

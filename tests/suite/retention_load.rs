@@ -8,8 +8,8 @@ use musterd::upkeep::retention::{Meter, Pass};
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
+use crate::suite::aged::{age, declare, pass};
 use crate::suite::outputs::ground;
-use crate::suite::support::aged::{age, declare, pass};
 use crate::suite::support::daemon::Daemon;
 use crate::suite::support::database::TestDb;
 use crate::suite::support::ledger::store;

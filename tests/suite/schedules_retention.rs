@@ -3,7 +3,7 @@
 use musterd::store::export::{Pages, Rows};
 use musterd::store::retention::{self, GONE, Step};
 
-use crate::suite::support::aged::{age, declare, ended, pass, task, tuples};
+use crate::suite::aged::{age, declare, ended, pass, task, tuples};
 use crate::suite::support::database::TestDb;
 use crate::suite::support::ledger::session;
 use crate::suite::support::schedule::Schedule;

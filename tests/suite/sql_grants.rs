@@ -38,8 +38,7 @@ const TABLES: &str = "appends batches chunks commands failures failures_history 
 const WITH_SECRETS: &str = "blocks outcomes task_claims workers";
 /// Only migrations, or functions, write them.
 const FIXED: &str = "events schema_compat schema_history";
-const VIEWS: &str =
-    "batch_progress batches_over batches_to_prune canaries_over output_texts parents_aborting parents_over recorded_lines results rows tasks trees_to_prune uncles_ready";
+const VIEWS: &str = "batch_progress batches_over batches_to_prune canaries_over output_texts parents_aborting parents_over recorded_lines results rows tasks trees_to_prune uncles_ready";
 /// For producers, too.
 const OWN: &str = "my_batches my_tasks paused_queues";
 

@@ -3,8 +3,6 @@
 //! Not every test uses every helper.
 #![expect(dead_code, reason = "helpers are here for the tests that are still to come")]
 
-#[path = "support/aged.rs"]
-pub(crate) mod aged;
 #[path = "support/audit.rs"]
 pub(crate) mod audit;
 #[path = "support/config.rs"]

@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
-use super::database::TestDb;
-use super::ledger::store;
-use super::sql::value;
 use crate::suite::outputs::ground;
+use crate::suite::support::database::TestDb;
+use crate::suite::support::ledger::store;
+use crate::suite::support::sql::value;
 
 /// Makes this `[retention]` the one that counts, as a worker does when it starts.
 pub(crate) async fn declare(client: &Client, toml: &str) {
