@@ -1,19 +1,33 @@
 //! Crashes, errors and waits at named steps, for tests: compiled in only with the feature `failpoints`.
 //!
 //! `MUSTERD_FAILPOINTS="flush.committed=abort;complete.counted=sleep(200ms)"`, each optionally with `N*` in front:
-//! only the N-th time. `gate(FILE)` waits until there is such a file.
+//! only the N-th time. `gate(FILE)` waits until there is such a file. `error` fails the step as the end of the session would, where the
+//! step has a connection.
+//!
+//! `MUSTERD_MUTANT=name` takes one mechanism out of the program, to see that a test notices.
 
-/// Does what the environment asks for at this step; nothing in a release.
+mod mutants;
+
+/// Does what the environment asks for at this step; nothing in a release. With a connection the step can also be made to fail.
 #[macro_export]
 macro_rules! failpoint {
     ($name:literal) => {
         #[cfg(feature = "failpoints")]
         $crate::failpoint::hit($name).await;
     };
+    ($name:literal, $client:expr) => {
+        #[cfg(feature = "failpoints")]
+        $crate::failpoint::hit_with($name, $client).await?;
+    };
+    ($name:literal, $client:expr, $failed:expr) => {
+        #[cfg(feature = "failpoints")]
+        $crate::failpoint::hit_with($name, $client).await.map_err($failed)?;
+    };
 }
 
 #[cfg(feature = "failpoints")]
-pub use enabled::hit;
+pub use enabled::{hit, hit_with};
+pub use mutants::{is_mutant, patched};
 
 #[cfg(feature = "failpoints")]
 mod enabled {
@@ -23,11 +37,13 @@ mod enabled {
         sync::{LazyLock, Mutex},
         time::Duration,
     };
+    use tokio_postgres::{Client, Error};
 
     #[derive(Clone, Debug)]
     enum Action {
         Abort,
         Panic,
+        Error,
         Sleep(Duration),
         Gate(PathBuf),
     }
@@ -35,7 +51,7 @@ mod enabled {
     #[derive(Debug)]
     struct Armed {
         action: Action,
-        /// Counts down to the visit that acts; nought acts at every visit.
+        /// Counts down to the visit that acts; zero acts at every visit.
         only_visit: u32,
         visits: u32,
     }
@@ -55,6 +71,7 @@ mod enabled {
         let action = match action {
             "abort" => Action::Abort,
             "panic" => Action::Panic,
+            "error" => Action::Error,
             other => match other.strip_suffix(')')?.split_once('(')? {
                 ("sleep", wait) => Action::Sleep(humantime::parse_duration(wait).ok()?),
                 ("gate", file) => Action::Gate(file.into()),
@@ -71,9 +88,32 @@ mod enabled {
         (point.only_visit == 0 || point.only_visit == point.visits).then(|| point.action.clone())
     }
 
-    pub async fn hit(name: &str) {
+    /// What the end of its session does to a statement.
+    const ERROR: &str =
+        "DO $$ BEGIN RAISE EXCEPTION 'a failpoint fails on purpose' USING ERRCODE = 'admin_shutdown'; END $$";
+
+    /// The same at a step that has a connection and can fail.
+    pub async fn hit_with(name: &str, client: &Client) -> Result<(), Error> {
         match due(name) {
+            Some(Action::Error) => {
+                tracing::warn!(failpoint = name, "failing on purpose");
+                client.batch_execute(ERROR).await
+            }
+            action => {
+                act(name, action).await;
+                Ok(())
+            }
+        }
+    }
+
+    pub async fn hit(name: &str) {
+        act(name, due(name)).await;
+    }
+
+    async fn act(name: &str, action: Option<Action>) {
+        match action {
             None => {}
+            Some(Action::Error) => tracing::error!(failpoint = name, "this step cannot fail"),
             Some(Action::Abort) => {
                 tracing::error!(failpoint = name, "aborting on purpose");
                 std::process::abort()

@@ -45,6 +45,7 @@ mod suite {
     mod ledger_sets;
     mod manual;
     mod manual_promises;
+    mod meanwhile;
     mod memory;
     mod migrate;
     mod moving;

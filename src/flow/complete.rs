@@ -307,9 +307,9 @@ impl Completer {
         }
         let failed = |source| CompleteError::Query { id: ends.first().map_or(0, |end| end.id), source };
         let began = Instant::now();
-        failpoint!("complete.counted");
+        failpoint!("complete.counted", client, failed);
         let answers = batches::complete(client, ends, advisory).await.map_err(failed)?;
-        failpoint!("complete.committed");
+        failpoint!("complete.committed", client, failed);
         for (id, _) in answers.iter().filter(|(_, answer)| *answer == Completion::Completed) {
             let rows =
                 ends.iter().find(|end| end.id == *id).and_then(|end| end.closed).map(|closed| closed.rows);

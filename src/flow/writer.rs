@@ -14,6 +14,7 @@ use super::{
     held::Held,
 };
 use crate::{
+    failpoint::is_mutant,
     json::Json,
     metrics::Metrics,
     periodic::describe,
@@ -204,6 +205,9 @@ impl OutcomeWriter {
         }
         if writes.is_empty() {
             return 0;
+        }
+        if is_mutant("untrack_first") {
+            writes.iter().for_each(|write| self.after.held.forget(write.block.token));
         }
         let answers = self.flusher.write(&mut writes, &mut notes).await;
         let mut rows = 0;

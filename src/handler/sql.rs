@@ -167,7 +167,7 @@ impl Sql {
         let begin = self.begin(timeout);
         let between = format!("{}; {}", session::BETWEEN_CALLS, self.settings(timeout));
         // The COMMIT leaves with the rest: until here a death of this process leaves nothing.
-        crate::failpoint!("sql.before_commit");
+        crate::failpoint!("sql.before_commit", client);
         let (begun, called) = tokio::join!(biased; client.batch_execute(&begin), async {
             // By the role and in the search path of the handler; known to the session after its first call.
             let procedure = client.prepare_cached(&self.call).await?;
@@ -200,7 +200,7 @@ impl Sql {
         });
         begun?;
         let (finished, condition) = called?;
-        crate::failpoint!("sql.committed");
+        crate::failpoint!("sql.committed", client);
         tasks.iter().for_each(|task| self.database.limits.forget(task.id));
         Ok((finished, condition))
     }

@@ -8,7 +8,12 @@ mod outcomes;
 pub use outcomes::{Append, Failure, Outcomes};
 
 use super::blocks::BlockRef;
-use crate::{failpoint, json::Json, lines::Lines};
+use crate::{
+    failpoint,
+    failpoint::{is_mutant, patched},
+    json::Json,
+    lines::Lines,
+};
 use deadpool_postgres::{ClientWrapper, Object};
 use std::time::Duration;
 use tokio_postgres::{Error, Row, types::ToSql};
@@ -86,14 +91,14 @@ pub async fn write_if_held(
     // Sent in one go and answered in order: a round trip for the transaction, not for each statement. A statement
     // that fails makes the server refuse those behind it, and the COMMIT a rollback. Each is sent only when it has
     // something to do.
-    failpoint!("flush.begin");
+    failpoint!("flush.begin", client);
     let begin = client.batch_execute(patience.begin());
     let end = client.batch_execute(match purpose {
         Purpose::Write => "COMMIT",
         Purpose::Rehearse => "ROLLBACK",
     });
     let statement = |sql: &'static str, needed: bool| async move {
-        if needed { client.prepare_cached(sql).await.map(Some) } else { Ok(None) }
+        if needed { client.prepare_cached(patched(sql)).await.map(Some) } else { Ok(None) }
     };
     let (appends, fails) = (!columns.append_input.is_empty(), !columns.failure_line.is_empty());
     let (closes, goes_on) = (!columns.closing.id.is_empty(), !columns.going_on.id.is_empty());
@@ -126,7 +131,7 @@ pub async fn write_if_held(
     }
     let (closed, shrunk) = (closed?, shrunk?);
     ended?;
-    failpoint!("flush.committed");
+    failpoint!("flush.committed", client);
     Ok(answers(count, closed.iter().chain(&shrunk)))
 }
 
@@ -154,7 +159,7 @@ pub async fn write_within(client: &ClientWrapper, write: BlockWrite) -> Result<b
     ];
     let mut answered = Vec::new();
     for (sql, _, params) in statements.iter().filter(|(_, needed, _)| *needed) {
-        let statement = client.prepare_cached(sql).await?;
+        let statement = client.prepare_cached(patched(sql)).await?;
         answered = client.query(&statement, params).await?;
     }
     Ok(answers(1, answered.iter())[0])
@@ -185,9 +190,9 @@ pub async fn ask_about(client: &Object, blocks: &[&BlockWrite]) -> Result<Vec<Un
     let ids: Vec<i64> = blocks.iter().map(|write| write.block.id).collect();
     let statement = client.prepare_cached(SQL).await?;
     let answer = |row: &Row| match (row.get(0), row.get(1)) {
-        (true, _) => Unanswered::Applied,
-        (false, true) => Unanswered::Inconsistent,
-        (false, false) => Unanswered::NotHeld,
+        (true, _) if !is_mutant("no_applied") => Unanswered::Applied,
+        (_, true) => Unanswered::Inconsistent,
+        (_, false) => Unanswered::NotHeld,
     };
     Ok(client.query(&statement, &[&batches, &tokens, &parts, &ids]).await?.iter().map(answer).collect())
 }

@@ -1,7 +1,7 @@
 //! Judging the dead and freeing what they held. Every decision is the server's: its clock, its locks, its rows.
 
 use super::blocks::BlockRef;
-use crate::{error_group::ErrorGroup, failpoint};
+use crate::{error_group::ErrorGroup, failpoint, failpoint::patched};
 use deadpool_postgres::Object;
 use std::time::Duration;
 use tokio_postgres::{Error, IsolationLevel};
@@ -70,7 +70,7 @@ pub async fn silent(
                > pg_catalog.make_interval(secs => $3)
            AND EXISTS (SELECT FROM musterd.workers j WHERE j.id = $1
                           AND j.seen_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $4))";
-    let statement = client.prepare_cached(SQL).await?;
+    let statement = client.prepare_cached(patched(SQL)).await?;
     let (ttl, settle, own) = (ttl.as_secs_f64(), settle.as_secs_f64(), own.as_secs_f64());
     let rows = client.query(&statement, &[&me, &ttl, &settle, &own]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
@@ -94,7 +94,7 @@ pub async fn bury_if_silent(
                                   AND j.seen_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $4))
                    FOR NO KEY UPDATE SKIP LOCKED) s
          WHERE w.id = s.id";
-    let statement = client.prepare_cached(SQL).await?;
+    let statement = client.prepare_cached(patched(SQL)).await?;
     let (ttl, own) = (ttl.as_secs_f64(), own.as_secs_f64());
     Ok(client.execute(&statement, &[&id, &ttl, &me, &own]).await? == 1)
 }
@@ -145,7 +145,7 @@ pub async fn has_orphans(client: &Object) -> Result<bool, Error> {
                    AND NOT EXISTS (SELECT FROM musterd.workers w WHERE w.id = b.worker AND musterd.is_alive(w.state)))
             OR EXISTS (SELECT FROM musterd.task_claims c
                 WHERE NOT EXISTS (SELECT FROM musterd.workers w WHERE w.id = c.worker AND musterd.is_alive(w.state)))";
-    let statement = client.prepare_cached(SQL).await?;
+    let statement = client.prepare_cached(patched(SQL)).await?;
     Ok(client.query_one(&statement, &[]).await?.get(0))
 }
 
@@ -156,7 +156,7 @@ pub async fn orphans(client: &Object) -> Result<Vec<(i64, Uuid)>, Error> {
          WHERE b.worker IS NOT NULL
            AND NOT EXISTS (SELECT FROM musterd.workers w WHERE w.id = b.worker AND w.state IN ('alive', 'draining'))
          ORDER BY b.id LIMIT $1";
-    let statement = client.prepare_cached(SQL).await?;
+    let statement = client.prepare_cached(patched(SQL)).await?;
     let rows = client.query(&statement, &[&PAGE]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
@@ -177,7 +177,7 @@ pub async fn free_if_held(
          ORDER BY b.id
            FOR UPDATE OF b SKIP LOCKED";
     const WAKE: &str = "SELECT pg_catalog.pg_notify('musterd_wake', q) FROM pg_catalog.unnest($1::text[]) q";
-    failpoint!("recovery.listed");
+    failpoint!("recovery.listed", client);
     let (ids, tokens): (Vec<i64>, Vec<Uuid>) = orphans.iter().copied().unzip();
     let transaction =
         client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?;

@@ -3,7 +3,7 @@
 use super::{
     Census, Ended, GIVE_BACK_LIMIT, Health, OnDeath, Owned, Part, PartDied, PartResult, PartState, Stage,
 };
-use crate::signal::Stop;
+use crate::{failpoint::is_mutant, signal::Stop};
 use futures::FutureExt;
 use std::{
     any::Any,
@@ -73,6 +73,9 @@ impl Running {
         tracing::info!(blocks_in_hand = at_the_start.blocks, grace_s = grace.as_secs(), "draining");
         let mut patience = Patience { give_back_at: tokio::time::Instant::now() + grace, gave_back: None };
         let mut stuck = Vec::new();
+        if is_mutant("heartbeat_first") {
+            self.stages.sort_by_key(|(stage, ..)| *stage != Stage::Heartbeat);
+        }
         for (stage, token, set) in &mut self.stages {
             if set.is_empty() {
                 continue;

@@ -19,6 +19,8 @@ pub(crate) mod gate;
 pub(crate) mod ledger;
 #[path = "support/manifests.rs"]
 pub(crate) mod manifests;
+#[path = "support/mutants.rs"]
+pub(crate) mod mutants;
 #[path = "support/pgbouncer.rs"]
 pub(crate) mod pgbouncer;
 #[path = "support/process.rs"]

@@ -6,6 +6,7 @@
 use super::{CompleteError, Completer, Finished, lane::UploadLane};
 use crate::{
     backoff,
+    failpoint::is_mutant,
     periodic::describe,
     store::{
         LONGEST_BACKOFF,
@@ -118,7 +119,7 @@ impl Default for Desk {
 impl Desk {
     pub(super) fn ask(&mut self, id: i64) {
         if let Some(again) = self.under_way.get_mut(&id) {
-            *again = true;
+            *again = !is_mutant("no_dirty_bit");
         } else if !self.ready.contains(&id) && !self.is_at_rest(id) {
             // Otherwise its look is still to come and will see what this request is about.
             self.pending.insert(id);
@@ -159,7 +160,7 @@ impl Desk {
                 // One that is being finished just now has its own word about being asked for again.
                 for Over { id, outputs } in over {
                     match self.under_way.get_mut(&id) {
-                        Some(again) => *again = true,
+                        Some(again) => *again = !is_mutant("no_dirty_bit"),
                         None if outputs => self.enter_lane(id),
                         None => _ = self.ready.insert(id),
                     }

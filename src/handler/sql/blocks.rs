@@ -243,9 +243,9 @@ impl Sql {
             // Our effects vanish.
             return Ok((Called::Refused, session::end(client, End::Rollback).await?));
         }
-        crate::failpoint!("sql.block.before_commit");
+        crate::failpoint!("sql.block.before_commit", client);
         let condition = session::end(client, End::Commit).await?;
-        crate::failpoint!("sql.block.committed");
+        crate::failpoint!("sql.block.committed", client);
         Ok((Called::Committed { lines, succeeded, failed, again }, condition))
     }
 }

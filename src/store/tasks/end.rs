@@ -96,14 +96,14 @@ pub async fn finish_if_held(client: &Object, writes: &[TaskWrite], locked: Locke
         client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '300ms'");
     let finish = client.query_one(&statement, &params);
     let end = async {
-        failpoint!("tasks.before_commit");
+        failpoint!("tasks.before_commit", client);
         client.batch_execute("COMMIT").await
     };
     let (begun, finished, ended) = tokio::join!(biased; begin, finish, end);
     begun?;
     let answer = finished?;
     ended?;
-    failpoint!("tasks.committed");
+    failpoint!("tasks.committed", client);
     Ok(read(&answer))
 }
 

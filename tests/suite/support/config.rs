@@ -88,7 +88,7 @@ pub(crate) fn command(dir: &Path, args: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_musterd"));
     command.args(args).current_dir(dir).env_clear().env("HOME", dir).env("XDG_STATE_HOME", dir.join("state"));
     // The second names the PostgreSQL of the run: `musterd dev` is to start the same one as the tests do.
-    for name in ["PATH", "MUSTERD_PG_BIN"] {
+    for name in ["PATH", "MUSTERD_PG_BIN", "MUSTERD_MUTANT"] {
         command.envs(std::env::var_os(name).map(|value| (name, value)));
     }
     command

@@ -6,7 +6,7 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 
-use super::{audit, run, services};
+use super::{audit, mutants, run, services};
 
 const TEMPLATE: &str = "musterd_template";
 
@@ -115,6 +115,7 @@ async fn migrate(url: &str) {
     let (mut client, connection) = connect(url).await;
     musterd::store::migrate::migrate(&mut client).await.unwrap();
     audit::guard(&client).await;
+    mutants::apply(&client).await;
     // Gone before anybody copies the database, which needs it to itself.
     drop(client);
     connection.await.unwrap();
