@@ -7,7 +7,7 @@ SHELL_SCRIPTS := .ci/run $(wildcard scripts/*.sh)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run dev test torture test-cluster test-families test-outputs test-pooler test-retention test-rollout test-upload test-versions fuzz fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
+.PHONY: help run dev test torture test-cluster test-families test-grid test-mutants test-outputs test-pooler test-retention test-rollout test-upload test-versions fuzz fmt lint check check-api check-docs check-deploy image build release setup setup-test bench bench-batcher bench-handlers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ torture: setup-test ## Torture four replicas under random faults and account for
 	@$(CARGO) build --locked --quiet --bin musterd
 	@mkdir -p $(dir $(OTHER)) && cp target/debug/musterd $(OTHER)
 	@$(CARGO) test --locked --quiet --all-features --test torture -- run --other $(OTHER) $(SEED:%=--seed %) $(MINUTES:%=--minutes %) $(TORTURE)
+
+test-mutants: setup-test ## Take one mechanism after another out of the program, and see a test notice (MUTANTS="no_sweep no_lease")
+	@scripts/mutants.sh $(MUTANTS)
+
+test-grid: setup-test ## Let every named step of the program die, sleep past the TTL and fail, on two replicas (GRID="--only flush")
+	@$(CARGO) test --locked --quiet --all-features --test torture -- grid $(GRID)
 
 # Everything of batches and tasks again, with PgBouncer between the replicas and the database. Not in make test, which has a
 # cross-section of it: it takes as long as those suites do, twice. Left out: schedules of statements, and a measure of LISTEN.

@@ -19,6 +19,7 @@ mod torture {
     pub(crate) mod check;
     pub(crate) mod dice;
     pub(crate) mod faults;
+    pub(crate) mod grid;
     pub(crate) mod ledger;
     pub(crate) mod load;
     pub(crate) mod nemesis;

@@ -25,7 +25,7 @@ use super::world::World;
 /// What was promised and is not so.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Findings {
-    /// Accepted, and not accounted for; or written by nobody who ran it.
+    /// Accepted, and not accounted for; or ended without having run.
     pub(crate) lost: Vec<String>,
     /// Run again without a fault that says why, or after its end.
     pub(crate) unexplained: Vec<String>,

@@ -169,7 +169,7 @@ impl Producer {
              on_budget => $5, on_done => $6, hold => $7)";
         let (key, count) = (self.key(), batch.rows.len() as i64);
         let rows = Value::Array(batch.rows);
-        let on_done = batch.on_done.then_some("told");
+        let on_done = batch.on_done.then_some("notify");
         let params: [&(dyn ToSql + Sync); 7] = [
             &batch.command,
             &rows,

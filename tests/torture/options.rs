@@ -21,6 +21,15 @@ use super::{PRIVATE_MOUNTS, nemesis, pipe, plan};
 enum Options {
     /// Torture it.
     Run(Torture),
+    /// Every named step, times what can happen there.
+    Grid {
+        /// Only steps whose names have this in them.
+        #[arg(long, default_value = "")]
+        only: String,
+        /// JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
     /// What the `exec` handler of a replica runs.
     #[command(name = "__exec", hide = true)]
     Exec { replica: i32, port: u16 },
@@ -60,12 +69,13 @@ pub(crate) fn main() -> ExitCode {
     let given: Vec<String> = std::env::args().collect();
     let options = match given.get(1).map(String::as_str) {
         None => Options::parse_from(SHORT),
-        Some("run" | "__exec" | "--help" | "help") => Options::parse(),
+        Some("run" | "grid" | "__exec" | "--help" | "help") => Options::parse(),
         // A filter of `cargo test`, which names no test of this program.
         Some(_) => return ExitCode::SUCCESS,
     };
     let done = match options {
         Options::Exec { replica, port } => pipe::serve(replica, port).map(|()| true),
+        Options::Grid { only, json } => grid(&only, json),
         Options::Run(torture) => with_own_mounts().and_then(|()| run(torture)),
     };
     match done {
@@ -76,6 +86,11 @@ pub(crate) fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+#[tokio::main]
+async fn grid(only: &str, json: bool) -> Result<bool> {
+    super::grid::run(only, json).await
 }
 
 /// Starts this program again where what it mounts is its own, and goes with it. Where that cannot be, it does without.

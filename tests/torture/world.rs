@@ -8,12 +8,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::task::JoinSet;
 
-use super::faults::Faults;
+use super::faults::{Fault, Faults, Reruns, now};
 use super::ledger::Ledger;
 use super::postgres::{Cluster, Session, open};
 use super::replica::{Kind, Replica};
 use super::sink::{SECRET, Sink};
 use crate::suite::support::audit;
+use crate::suite::support::mutants;
 use crate::suite::support::pgbouncer::PgBouncer;
 use crate::suite::support::proxy::FaultProxy;
 use crate::suite::support::redis::Redis;
@@ -129,6 +130,7 @@ impl World {
             let faults = world.faults.clone();
             world.tasks.spawn(async move { replica.keep(&faults).await });
         }
+        world.tasks.spawn(watch_the_machine(world.faults.clone()));
         for replica in &world.replicas {
             replica.wait_ready(Duration::from_secs(60)).await?;
         }
@@ -213,6 +215,24 @@ impl World {
     }
 }
 
+/// A machine that gives us no time for so long gives the replicas none either: a living worker may be taken for dead.
+async fn watch_the_machine(faults: Faults) {
+    loop {
+        let began = now();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let ended = now();
+        if ended - began > TTL.as_secs_f64() / 2.0 {
+            faults.add(Fault {
+                kind: "the machine stood still",
+                reruns: Reruns::All,
+                began,
+                ended,
+                pid: None,
+            });
+        }
+    }
+}
+
 fn server_url(address: SocketAddr) -> String {
     format!("postgres://postgres:secret@{address}")
 }
@@ -223,6 +243,7 @@ async fn prepare(url: &str) -> Result<()> {
     musterd::store::migrate::migrate(&mut session.client).await?;
     audit::guard(&session).await;
     audit::install(&session).await;
+    mutants::apply(&session).await;
     session.batch_execute(APP).await?;
     Ok(())
 }
@@ -295,7 +316,7 @@ url = "http://{sink}/work"
 timeout = "2s"
 secret = "{secret}"
 headers = { X-Replica = "{number}" }
-[handlers.told]
+[handlers.notify]
 kind = "http"
 url = "http://{sink}/work"
 timeout = "2s"

@@ -1,4 +1,4 @@
-//! What is left when the replicas have been told to go: nothing that is theirs.
+//! What is left when the replicas have been asked to end: nothing that is theirs.
 
 use std::time::Duration;
 

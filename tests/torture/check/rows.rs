@@ -37,7 +37,7 @@ pub(crate) async fn check(
             (Some(end), counted) => batch(*id, accepted, end, counted, findings),
         }
     }
-    told(evidence, &ends, findings).await?;
+    notified(evidence, &ends, findings).await?;
     effects(evidence, findings).await?;
     let rows: i64 = counted.values().map(|counted| counted.rows).sum();
     let failed: i64 = counted.values().map(|counted| counted.failed).sum();
@@ -181,28 +181,29 @@ fn batch(id: i64, accepted: &Accepted, end: &End, counted: Option<&Counted>, fin
         findings.lost.push(format!("batch {id} is {} with {} aborted rows", end.state, end.aborted));
     }
     if end.state == "aborted" && !accepted.aborted && !accepted.budget {
-        findings.wrong.push(format!("batch {id} is aborted, and nobody asked for it"));
+        findings.wrong.push(format!("batch {id} is aborted, and no operator asked for it"));
     }
 }
 
 /// One `on_done` task for each end.
-async fn told(evidence: &Evidence<'_>, ends: &BTreeMap<i64, End>, findings: &mut Findings) -> Result<()> {
+async fn notified(evidence: &Evidence<'_>, ends: &BTreeMap<i64, End>, findings: &mut Findings) -> Result<()> {
     let sql = "SELECT b.id, count(*)
                  FROM musterd.task_records t JOIN musterd.task_records b ON b.id = (t.payload ->> 'batch_id')::bigint
-                WHERE t.command = 'told' GROUP BY 1";
-    let told: BTreeMap<i64, i64> =
+                WHERE t.command = 'notify' GROUP BY 1";
+    let notified: BTreeMap<i64, i64> =
         evidence.session.query(sql, &[]).await?.iter().map(|row| (row.get(0), row.get(1))).collect();
     for (id, end) in ends.iter().filter(|(_, end)| end.on_done) {
-        let (count, expected) = (told.get(id).copied().unwrap_or(0), i64::from(end.generation));
+        let (count, expected) = (notified.get(id).copied().unwrap_or(0), i64::from(end.generation));
         if count != expected {
-            let what = format!("batch {id} has ended {expected} times, and was told of {count} times");
+            let what =
+                format!("batch {id} has ended {expected} times, and there are {count} tasks that say so");
             if count < expected { &mut findings.lost } else { &mut findings.double }.push(what);
         }
     }
     let unasked: BTreeSet<&i64> =
-        told.keys().filter(|id| !ends.get(id).is_some_and(|end| end.on_done)).collect();
+        notified.keys().filter(|id| !ends.get(id).is_some_and(|end| end.on_done)).collect();
     if !unasked.is_empty() {
-        findings.double.push(format!("told of the end of batches that have not ended: {unasked:?}"));
+        findings.double.push(format!("tasks for the end of batches that have not ended: {unasked:?}"));
     }
     Ok(())
 }

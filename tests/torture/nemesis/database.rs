@@ -42,7 +42,7 @@ async fn held_open(world: &World, sql: &str, time: Duration) -> Result<()> {
     if session.batch_execute(sql).await.is_ok() {
         tokio::time::sleep(time).await;
     }
-    // The connection may have been terminated meanwhile by nobody but ourselves.
+    // The connection may have been terminated meanwhile by another fault.
     let _ = session.batch_execute("ROLLBACK").await;
     Ok(())
 }

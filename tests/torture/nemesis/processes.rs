@@ -1,4 +1,4 @@
-//! Replicas that die, stop, are told to go, and are all away at once.
+//! Replicas that die, stop, are asked to end, and are all away at once.
 
 use std::sync::Arc;
 use std::time::Duration;

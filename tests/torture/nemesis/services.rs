@@ -67,7 +67,7 @@ fn old_dump<'a>(world: &'a World, dice: &'a mut Dice) -> BoxFuture<'a, Result<()
     .boxed()
 }
 
-/// Wrong types in the keys of the workers, forged heartbeats of dead ones, names of nobody.
+/// Wrong types in the keys of the workers, forged heartbeats of dead ones, names of no worker.
 fn garbage<'a>(world: &'a World, dice: &'a mut Dice) -> BoxFuture<'a, Result<()>> {
     let which = dice.between(0, 3);
     let work = async move {
@@ -84,7 +84,7 @@ fn garbage<'a>(world: &'a World, dice: &'a mut Dice) -> BoxFuture<'a, Result<()>
             let commands: &[&[&str]] = match which {
                 0 => &[&["DEL", &beat], &["SADD", &beat, "x"], &["SET", &rows, "x"], &["SET", registry, "x"]],
                 1 => &[&["SET", &beat, "alive"], &["SADD", &rows, nonsense, "\u{1}", "x y z"]],
-                2 => &[&["DEL", &beat, &rows], &["SADD", registry, "nobody", "a-1-2", "{}", "x x"]],
+                2 => &[&["DEL", &beat, &rows], &["SADD", registry, "ghost", "a-1-2", "{}", "x x"]],
                 _ => {
                     &[&["SET", &beat, "", "PX", "1"], &["LPUSH", "TORTURE_{x}_ROWS", "1"], &["DEL", registry]]
                 }
