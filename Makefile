@@ -46,7 +46,7 @@ test-retention: setup-test ## Prune 10,000,000 rows beside a running batch, and 
 	@$(CARGO) test --locked --all-features --test suite -- --ignored --nocapture --test-threads 1 retention_load
 
 # The seed repeats what is submitted and what goes wrong. One of the four replicas is of another build of the same schema, without features.
-# A red run leaves its logs in target/tmp/torture. Half a minute of it is among the tests.
+# A red run leaves its logs in target/tmp/torture.
 OTHER := target/tmp/other-build
 torture: setup-test ## Torture four replicas under random faults and account for every row (SEED=7 MINUTES=10 TORTURE="--json")
 	@$(CARGO) build --locked --quiet --bin musterd
