@@ -30,12 +30,8 @@ async fn quick_tasks_do_not_wait_behind_a_slow_one_while_another_replica_is_idle
     let mut waited = Vec::new();
     for _ in 0..3 {
         text(&client, "SELECT count(musterd.enqueue('noop')) FROM generate_series(1, 100)").await;
-        becomes(
-            &client,
-            "SELECT count(*) FROM musterd.tasks WHERE state NOT IN ('succeeded', 'running')",
-            "0",
-        )
-        .await;
+        let open = "SELECT count(*) FROM musterd.tasks WHERE command = 'noop' AND state <> 'succeeded'";
+        becomes(&client, open, "0").await;
         waited.push(number(&client, longest).await);
     }
     // A machine that does something else makes all of them wait, also without a slow one.
