@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 /// Whole numbers that no other key is checked against, with their defaults.
 const NUMBERS: [(&str, i64); 3] =
-    [("queues.default.fibers", 8), ("queues.default.block_size", 500), ("batcher.capacity", 500)];
+    [("queues.default.fibers", 8), ("queues.default.block_size", 500), ("batcher.capacity", 2_000)];
 const LAYERS: [&str; 3] = ["file ", "environment ", "flag "];
 
 /// What a layer says of a secret.
