@@ -82,7 +82,7 @@ async fn exit_codes_are_as_the_table_says_for_every_command() {
             "batch export" => &["1", "--all"],
             "queue pause" | "queue resume" | "why queue" => &["default"],
             "worker show" => &["nobody"],
-            "run" | "migrate" | "doctor" | "top" | "events" => &[],
+            "run" | "migrate" | "doctor" | "top" | "events" | "errors" | "prune" | "why retention" => &[],
             name if name.ends_with(" list") => &[],
             _ => &["1"],
         };
