@@ -27,7 +27,7 @@ Examples:
   musterd submit people.csv --command noop
   musterd submit orders.ndjson --command charge --idempotency-key orders-2026-11 --wait
   seq 1000 | musterd submit - --command echo --wait
-  musterd submit orders.csv --command charge --canary 2% --sample --auto-release 'failed<0.5%'
+  musterd submit people.csv --command noop --canary 2% --sample --auto-release 'failed<0.5%'
   musterd submit people.csv --command noop --dry-run
 
 CSV: the first line names the fields, every other line becomes an object of strings. NDJSON: one JSON value a line.

@@ -112,7 +112,7 @@ async fn others_find_it_and_sigterm_ends_it_with_its_server() {
     let args = ["config", "show", "--json", "--config", file.to_str().unwrap()];
     let with_file = json(&home.musterd(&args).await);
     assert_eq!(with_file["sources"]["database.url"], "the running `musterd dev`");
-    assert_eq!(with_file["handlers"]["mine"]["builtin"], "noop", "{with_file}");
+    assert_eq!(with_file["config"]["handlers"]["mine"]["builtin"], "noop", "{with_file}");
     let doctor = home.musterd(&["doctor", "--strict", "--json"]).await;
     assert!(doctor.status.success(), "{}", stdout(&doctor));
     // Who names a database means that one, and nothing of the dev beside it.

@@ -7,8 +7,10 @@ use serde_json::Value;
 use super::world::World;
 use crate::suite::support::config::{finish, stdout};
 
-const BATCH: &str = "aborted aborting command created_at failed finished_at generation id outputs parent_id priority queue \
-                     queued rows running state succeeded";
+const BATCH: &str = "aborted aborting archive command created_at data_gone_at data_held failed finished_at generation id keep outputs \
+                     outputs_gone parent_id priority queue queued record_until rows running state succeeded";
+const BATCH_SHOWN: &str = "aborted aborting archive canary command created_at data_gone_at data_held failed finished_at generation id keep \
+                           outputs outputs_gone parent_id priority queue queued record_until redrives rows running state succeeded";
 const TASK: &str = "after attempt children children_by_state command crashes created_at dedup_key error finished_at id idempotency_key \
                     max_attempts open_children parent_id payload priority queue result run_at state worker";
 const WORKER: &str = "blocks commands ended_at host id last_beat_seconds pid queues rows seen_at started_at state tasks \
@@ -52,7 +54,7 @@ async fn the_keys_of_json_stay_what_they_are() {
     let (workers, queues, tasks) = (format!("[{WORKER}]"), format!("[{QUEUE}]"), format!("[{TASK}]"));
     let done = [
         ("musterd batch list", "batches next_before"),
-        ("musterd batch show 17", BATCH),
+        ("musterd batch show 17", BATCH_SHOWN),
         ("musterd batch watch 17", BATCH),
         ("musterd batch rows 17", "batch next_from rows"),
         ("musterd batch outputs 17", "bytes file_count files generation location manifest"),
