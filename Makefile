@@ -15,7 +15,7 @@ help: ## Show this list
 run: release ## Do the whole job once: embedded PostgreSQL, the daemon, a demo, a clean stop
 	@$(MUSTERD) dev --ephemeral --demo
 
-# The shell becomes musterd, so that Ctrl-C reaches it and nobody reports its clean end as an error.
+# The shell becomes musterd, so that Ctrl-C reaches it and make does not report its clean end as an error.
 dev: release ## Start the embedded PostgreSQL and the daemon, and leave them running until Ctrl-C
 	@exec $(MUSTERD) dev
 

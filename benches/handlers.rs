@@ -7,10 +7,11 @@
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot run stops")]
 
 use axum::{Router, routing::post};
+use musterd::tether::Tether;
 use musterd::{
     config::{Given, load},
-    embedded::{EmbeddedPostgres, Options, Tether},
-    handler::{BlockCall, Entry, Outcome, Registry, Report, run_block},
+    embedded::{EmbeddedPostgres, Options},
+    handler::{BlockCall, Entry, Outcome, Report, run_block},
     json::Json,
     store::{
         blocks::{BlockRef, Parts},
@@ -129,7 +130,7 @@ async fn run(client: &tokio_postgres::Client, command: &str, rows: i64) -> f64 {
 async fn alone_with(config: &Path, count: i64) -> f64 {
     let given = Given { file: Some(config.into()), env: Some(Vec::new()), ..Given::default() };
     let config = load(&given).unwrap().config;
-    let entry = Registry::from_config(&config).unwrap().get("greet").unwrap().clone();
+    let entry = config.registry().unwrap().get("greet").unwrap().clone();
     let lines: Vec<i32> = (1..=i32::try_from(count).unwrap()).collect();
     let input = |line: &i32| {
         let row = json!({ "name": format!("name {line}"), "customer": format!("c{line}"), "spent": line });

@@ -6,13 +6,13 @@ use futures::{FutureExt, future::BoxFuture};
 use musterd::{
     config::{Given, load},
     daemon::Daemon,
-    handler::{Config, Done, Handler, Outcome, Registry, RowCall},
+    handler::{Config, Done, Handler, Outcome, RowCall},
     json::Json,
     signal, telemetry,
 };
 use std::sync::Arc;
 
-/// Greets whoever a row names.
+/// Greets the person a row names.
 struct Greet;
 
 #[derive(serde::Deserialize)]
@@ -45,7 +45,7 @@ async fn main() -> anyhow::Result<()> {
     let file = std::env::args_os().nth(1).map(Into::into);
     let config = load(&Given { file, ..Given::default() })?.config;
     telemetry::init(&config.log);
-    let handlers = Registry::from_config(&config)?.with("greet", Arc::new(Greet), Config::default());
+    let handlers = config.registry()?.with("greet", Arc::new(Greet), Config::default());
     let stop = signal::Stop::default();
     let listener = signal::Listener::new()?;
     tokio::select! {

@@ -68,7 +68,7 @@ has_server() {
     grep -qs "\"version\": \"$version\"" "$SERVERS/$1/package.json"
 }
 
-# A distribution's own Rust is often years old, and fails on our edition with a message that helps nobody.
+# A distribution's own Rust is often years old, and fails on our edition with a message that does not help.
 new_enough_rust() {
     rustc --version 2>/dev/null | awk -v oldest="$OLDEST_RUST" '
         { split($2, is, "."); split(oldest, must, ".") }

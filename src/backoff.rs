@@ -1,6 +1,6 @@
 //! How long to wait before the next try: exponential, capped, with jitter.
 
-use crate::config::Problems;
+use crate::problems::Problems;
 use serde::{Deserialize, Serialize};
 use std::{num::NonZeroU32, time::Duration};
 
@@ -59,6 +59,14 @@ pub fn delay(base: Duration, max: Duration, attempt: u32) -> Duration {
     let doublings = attempt.saturating_sub(1).min(31);
     let full = base.saturating_mul(1 << doublings).min(max);
     full.mul_f64(0.5 + rand::random::<f64>() / 2.0)
+}
+
+/// How long a part waits after an error before it asks the database again, at most.
+const LONGEST_FOR_DATABASE: Duration = Duration::from_secs(5);
+
+/// The wait before the database is asked again, after so many failures in a row.
+pub fn of_database(failures: u32) -> Duration {
+    delay(Duration::from_millis(50), LONGEST_FOR_DATABASE, failures)
 }
 
 #[cfg(test)]

@@ -215,7 +215,7 @@ impl Global {
         let mut loaded = load(&self.given())?;
         let quiet = musterd::telemetry::Config { level: "warn".into(), ..loaded.config.log.clone() };
         musterd::telemetry::init(&quiet);
-        // Nobody has said whether there is a pooler: a command asks a few things and goes, so it need not find out.
+        // It is not configured whether there is a pooler: a command asks a few things and goes, so it need not find out.
         let database = &mut loaded.config.database;
         if database.pooler == Pooler::Auto && database.direct_url.is_none() {
             database.pooler = Pooler::Transaction;

@@ -7,16 +7,15 @@ mod exposed;
 mod keys;
 mod layers;
 mod lines;
-mod problems;
 mod wanted;
 
-pub use layers::{ENV_PREFIX, Given, SHIPPED};
-pub use problems::{Problem, Problems, Severity};
-
+use crate::handler::{BuildError, Registry, tap::Tap};
+use crate::problems::{Problem, Problems};
 use crate::secret::{REDACTED, Secret};
 use crate::{backoff, flow, handler, http, liveness, objects, queue, store, supervisor, telemetry, upkeep};
 use ::config::{Map, Value, ValueKind};
 use keys::{Known, known};
+pub use layers::{ENV_PREFIX, Given, SHIPPED};
 use layers::{Layers, Leaf};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
@@ -35,7 +34,7 @@ fn is_secret(key: &str) -> bool {
         || matches!(path.as_slice(), ["handlers", _, below @ .., _] if below.contains(&"headers"))
 }
 
-/// What Kubernetes gives a pod between SIGTERM and SIGKILL unless told otherwise.
+/// What Kubernetes gives a pod between SIGTERM and SIGKILL by default.
 const KUBERNETES_GRACE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -125,7 +124,8 @@ pub fn load(given: &Given) -> Result<Loaded, ConfigError> {
     if !problems.has_errors() {
         exposed::check(&config, &sound, &mut problems);
     }
-    problems.locate(&leaves);
+    let set = leaves.iter().filter(|leaf| !leaf.is_default());
+    problems.locate(&set.map(|leaf| (leaf.key(), leaf.source.as_str())).collect::<Vec<_>>());
     if problems.has_errors() {
         return Err(ConfigError { problems });
     }
@@ -237,6 +237,11 @@ fn shown(leaf: &Leaf) -> Shown {
 }
 
 impl Config {
+    /// Makes the handlers that this configuration declares.
+    pub fn registry(&self) -> Result<Registry, BuildError> {
+        Registry::open(&self.handlers, &self.queues, &self.database, &Tap::default())
+    }
+
     /// The secret of a key.
     fn secret_at(&mut self, path: &[String]) -> Option<&mut Secret> {
         let path: Vec<&str> = path.iter().map(String::as_str).collect();

@@ -4,10 +4,10 @@ mod handlers;
 
 use crate::{
     config::{Config, Loaded},
+    error_text::describe,
     http::api::tokens,
     liveness::{Backend, redis},
     objects,
-    periodic::describe,
     store::{
         connect::OneShot,
         health,
@@ -79,7 +79,7 @@ async fn postgres(config: &Config) -> Vec<Check> {
     const NAME: &str = "PostgreSQL";
     let target = match config.database.target() {
         Ok(target) => target,
-        Err(error) => return vec![Check::fail(NAME, error.to_string(), "mend database.url")],
+        Err(error) => return vec![Check::fail(NAME, error.to_string(), "fix database.url")],
     };
     // Unnamed whatever the configuration says: that there is a pooler is to be found out.
     let connection = match target.unnamed().open("musterd doctor").await {
@@ -125,7 +125,7 @@ async fn inside(config: &Config, connection: &OneShot) -> Result<Vec<Check>, tok
         checks.push(rights(connection).await?);
         checks.push(worker_schema(connection).await);
         if config.outputs.store == objects::Kind::File {
-            // A user who may not ask was told so above.
+            // A user who may not ask was reported above.
             let machines = health::machines(connection).await.unwrap_or_default();
             checks.extend(scattered_outputs(&machines));
         }
@@ -186,7 +186,7 @@ async fn pooler(config: &Config, connection: &OneShot) -> Check {
     const NAME: &str = "pooler";
     let second = match config.database.target() {
         Ok(target) => target.unnamed().open("musterd doctor").await,
-        Err(error) => return Check::fail(NAME, error.to_string(), "mend database.url"),
+        Err(error) => return Check::fail(NAME, error.to_string(), "fix database.url"),
     };
     let pooled = match &second {
         Ok(second) => pooler::ask(connection, second).await,
@@ -223,11 +223,9 @@ async fn past_it(config: &Config) -> Check {
             "database.direct_url leads to a transaction pooler, too",
             "name the server itself there, or leave it out",
         ),
-        Err(error) => Check::fail(
-            NAME,
-            format!("database.direct_url: {}", describe(&error)),
-            "mend database.direct_url",
-        ),
+        Err(error) => {
+            Check::fail(NAME, format!("database.direct_url: {}", describe(&error)), "fix database.direct_url")
+        }
     }
 }
 
@@ -250,14 +248,14 @@ async fn outputs(config: &Config) -> Check {
     const NAME: &str = "outputs";
     let store = match objects::Store::open(&config.outputs) {
         Ok(store) => store,
-        Err(error) => return apart(NAME, &describe(&error), "; ", "mend [outputs]"),
+        Err(error) => return apart(NAME, &describe(&error), "; ", "fix [outputs]"),
     };
     match store.probe().await {
         Ok(()) => {
             Check::pass(NAME, format!("wrote, read and removed a file at {}", config.outputs.describe()))
         }
         Err(error) => {
-            apart(NAME, &describe(&error), "; ", "mend [outputs]; batches with outputs wait until then")
+            apart(NAME, &describe(&error), "; ", "fix [outputs]; batches with outputs wait until then")
         }
     }
 }

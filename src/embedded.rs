@@ -9,7 +9,6 @@ mod error;
 mod heal;
 mod pointer;
 mod server;
-mod tether;
 mod user;
 
 use std::path::{Path, PathBuf};
@@ -22,9 +21,7 @@ pub use error::EmbeddedError;
 use pointer::Announcement;
 pub use pointer::{RunningDev, default_dir, discover, ephemeral_dir};
 use server::Server;
-pub use tether::Tether;
 use user::ServerUser;
-pub use user::ids_of;
 
 /// What kind of server to start, and where.
 #[derive(Clone, Debug)]
@@ -81,7 +78,7 @@ impl EmbeddedPostgres {
         let user = ServerUser::choose()?;
         let binaries = cluster::binaries_for(&options.dir)?;
         let directory = Directory::claim(&options.dir, options.ephemeral, &user, &binaries)?;
-        heal::settle(&directory.path)?;
+        heal::recover(&directory.path)?;
         let cluster = Cluster { directory: &directory, binaries: &binaries, user: &user };
         let password = cluster.prepare()?;
         let server = Server::start(&cluster, &options.settings)?;

@@ -7,7 +7,6 @@ pub mod complete;
 pub mod enqueue;
 pub mod export;
 pub mod fiber;
-pub mod held;
 pub mod input;
 pub mod outputs;
 pub mod pace;

@@ -16,8 +16,9 @@ pub use storable::Stored;
 
 use crate::{
     json::Json,
+    queue,
     store::{
-        OpenError,
+        self, OpenError,
         pages::InputRow,
         tasks::{Finish, Task},
     },
@@ -145,7 +146,7 @@ pub enum TaskOutcome {
         crashed: bool,
         after: Option<Duration>,
     },
-    /// Effects and outcome are committed already, together; `None`: the task was somebody else's by then, and nothing was.
+    /// Effects and outcome are committed already, together; `None`: the task was another worker's by then, and nothing was.
     Committed(Finish),
 }
 
@@ -186,7 +187,7 @@ pub trait Handler: Send + Sync + 'static {
     }
 
     /// Whether a claim for it must outlive a crash of the server. Work that happens inside the server may be what crashes
-    /// it; with a claim that is lost each time, nobody would ever count how often.
+    /// it; with a claim that is lost each time, the crashes would never be counted.
     fn claims_durably(&self) -> bool {
         false
     }
@@ -278,26 +279,26 @@ impl std::fmt::Debug for Entry {
 }
 
 impl Registry {
-    /// The handlers that a configuration declares.
-    pub fn from_config(config: &crate::config::Config) -> Result<Self, BuildError> {
-        Self::listening(config, &Tap::default())
-    }
-
-    /// The same, with somebody who hears what goes to them and what comes back.
-    pub fn listening(config: &crate::config::Config, tap: &Tap) -> Result<Self, BuildError> {
+    /// Makes the handlers that a configuration declares. `tap` hears what goes to them and what comes back.
+    pub fn open(
+        handlers: &BTreeMap<String, Config>,
+        queues: &BTreeMap<String, queue::Config>,
+        database: &store::Config,
+        tap: &Tap,
+    ) -> Result<Self, BuildError> {
         let mut entries = BTreeMap::new();
         // What handlers do in the database has a pool of its own, so that it cannot starve claims and flushes.
         let needs_database = |h: &Config| h.kind == Kind::Sql || h.rate_limit.is_some();
-        let database = match config.handlers.values().any(needs_database) {
-            true => Some(sql::Database::open(&config.database)?),
+        let database = match handlers.values().any(needs_database) {
+            true => Some(sql::Database::open(database)?),
             false => None,
         };
-        for (name, own) in &config.handlers {
-            let fibers = config.queues.get(&own.queue).map_or(1, |queue| queue.fibers.get());
+        for (name, own) in handlers {
+            let fibers = queues.get(&own.queue).map_or(1, |queue| queue.fibers.get());
             let handler: Arc<dyn Handler> = match (own.kind, &database) {
                 (Kind::Sql, Some(database)) => {
                     let sql = sql::Sql::new(own, Arc::clone(database));
-                    // Whoever only listens wants no effects.
+                    // With a tap the handler is tried out: no effects.
                     Arc::new(if tap.is_on() { sql.rehearsing() } else { sql })
                 }
                 (Kind::Http, database) => {
@@ -392,7 +393,7 @@ async fn guarded<T>(work: impl Future<Output = T>, timeout: Duration) -> Result<
     match tokio::time::timeout(timeout, AssertUnwindSafe(work).catch_unwind()).await {
         Ok(Ok(outcome)) => Ok(outcome),
         Ok(Err(panic)) => {
-            Err(format!("the handler panicked: {}", crate::supervisor::panic_message(panic.as_ref())))
+            Err(format!("the handler panicked: {}", crate::error_text::panic_message(panic.as_ref())))
         }
         Err(_) => Err(format!("ran longer than its timeout of {}", humantime::format_duration(timeout))),
     }

@@ -8,7 +8,7 @@ mod tls;
 pub use api::Api;
 use pace::Limits;
 
-use crate::{config::Problems, metrics::Metrics, supervisor::Health};
+use crate::{health::Health, metrics::Metrics, problems::Problems};
 use axum::{
     Json, Router,
     extract::{ConnectInfo, State},

@@ -1,4 +1,9 @@
-//! JSON as text, from PostgreSQL to the handler and back, parsed only by whoever needs to.
+//! JSON as text, from PostgreSQL to the handler and back, parsed only where it has to be.
+
+pub mod check;
+mod number;
+mod scan;
+pub(crate) mod special;
 
 use bytes::{BufMut, BytesMut};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -10,23 +10,30 @@ pub mod telemetry;
 // Vocabulary: depends on no other module.
 pub mod backoff;
 pub mod error_group;
+pub mod error_text;
 pub mod failpoint;
+pub mod health;
 pub mod json;
 pub mod keep;
 pub mod lines;
 pub mod loopback;
 pub mod metrics;
+pub mod passwd;
 pub mod periodic;
+pub mod problems;
 pub mod pulse;
 pub mod queue;
 pub mod renewed;
 pub mod spans;
+pub mod state;
+pub mod tether;
 pub mod traceparent;
 pub mod worker_id;
 
 // Doors: the only files that touch the outside.
 pub mod embedded;
 pub mod handler;
+pub mod held;
 pub mod liveness;
 pub mod objects;
 pub mod store;

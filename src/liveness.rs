@@ -12,7 +12,7 @@ pub mod roll;
 pub mod session;
 pub mod tracked;
 
-use crate::{config::Problems, secret::Secret};
+use crate::{problems::Problems, secret::Secret};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub struct Config {
     /// Time between two comparisons of what the database says this worker holds with what it does hold.
     #[serde(with = "humantime_serde")]
     pub reconcile_interval: Duration,
-    /// After PostgreSQL's start or an outage of our own, nobody is judged for this long.
+    /// After PostgreSQL's start or an outage of our own, no worker is judged for this long.
     #[serde(with = "humantime_serde")]
     pub settle: Duration,
     /// Life of the set of what a worker holds.
@@ -117,7 +117,7 @@ impl Config {
             self.rows_ttl > self.heartbeat_ttl + self.recovery_interval,
             "liveness.rows_ttl",
             "must be longer than liveness.heartbeat_ttl + liveness.recovery_interval, or the record of what a \
-             dead worker held is gone before anybody reads it",
+             dead worker held is gone before recovery reads it",
         );
         problems.unless(
             !self.recovery_interval.is_zero(),

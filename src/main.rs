@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     };
     let ended = runtime.block_on(async {
         let ended = cli.execute().await;
-        musterd::handler::sql::settle().await;
+        musterd::handler::sql::finish_cancels().await;
         ended
     });
     #[cfg(feature = "otel")]
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 /// Says what went wrong, on stderr, once.
 #[expect(clippy::print_stderr, reason = "the last word of a command that failed, seen by a person")]
 fn complain(error: &anyhow::Error) -> ExitCode {
-    let described = musterd::periodic::describe(error.as_ref());
+    let described = musterd::error_text::describe(error.as_ref());
     eprintln!("musterd: {}", cli::screen::safe(&described));
     match error.downcast_ref::<ConfigError>() {
         Some(_) => ExitCode::from(USAGE),

@@ -12,6 +12,7 @@ pub use liveness::LivenessMetrics;
 pub use retention::RetentionMetrics;
 pub use walk::{Call, Names, WalkMetrics, Work};
 
+use crate::state::State;
 use futures::future::BoxFuture;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
@@ -40,7 +41,7 @@ pub struct Metrics {
     tasks: Family<StateLabel, Counter>,
     /// Rows sent to another try.
     pub row_retries: Counter,
-    /// Outcomes that came too late: their block had been given to somebody else.
+    /// Outcomes that came too late: their block had been given to another worker.
     pub fenced: Counter,
     /// Blocks claimed.
     pub blocks: Counter,
@@ -56,7 +57,7 @@ pub struct Metrics {
     pub tasks_held: Gauge,
     /// Rows that were not started when the worker stopped, and went back.
     pub rows_given_back: Counter,
-    /// Whether Redis answers; nought also when it is not used.
+    /// Whether Redis answers; zero also when it is not used.
     pub redis_up: Gauge,
     /// Rows and tasks whose handler runs on past its timeout and cannot be stopped.
     pub handlers_overdue: Gauge,
@@ -67,10 +68,10 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// One of the eight states.
+/// A [`State`].
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct StateLabel {
-    state: String,
+    state: &'static str,
 }
 
 /// From half a millisecond to half a minute.
@@ -78,7 +79,7 @@ fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.0005, 2.0, 16))
 }
 
-/// What is read anew for a scrape.
+/// What is read for every scrape.
 struct Look(Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>);
 
 impl std::fmt::Debug for Look {
@@ -131,7 +132,7 @@ impl Metrics {
         registry.register("tasks", "Attempts of tasks, by the state they led to", self.tasks.clone());
         registry.register(
             "fenced",
-            "Outcomes refused because the block was somebody else's",
+            "Outcomes refused because the block was another worker's",
             self.fenced.clone(),
         );
         registry.register("blocks_claimed", "Blocks claimed", self.blocks.clone());
@@ -163,6 +164,8 @@ impl Metrics {
         self.walk.register(registry);
         self.database.register(registry);
         self.batcher.register(registry.sub_registry_with_prefix("batcher"));
+        let dead = self.liveness.declared_dead.clone();
+        registry.register("workers_declared_dead", "Workers this one declared dead", dead);
         self.liveness.register(registry.sub_registry_with_prefix("liveness"));
         self.retention.register(registry.sub_registry_with_prefix("retention"));
     }
@@ -173,8 +176,8 @@ impl Metrics {
         }
     }
 
-    pub fn count_tasks(&self, state: &str, count: u64) {
-        self.tasks.get_or_create(&StateLabel { state: state.to_owned() }).inc_by(count);
+    pub fn count_tasks(&self, state: State, count: u64) {
+        self.tasks.get_or_create(&StateLabel { state: state.as_str() }).inc_by(count);
     }
 
     /// Who looks at what is not counted along the way; asked before each scrape, and bounded by itself.

@@ -1,9 +1,9 @@
 //! The one door for files: a store holds whole objects under keys, in a directory or in S3.
 //!
 //! An object is there whole or not at all. A write that fails or is cancelled leaves nothing behind: what the store
-//! still has to clean up for it runs in the background, and [`Store::settle`] waits for that.
+//! still has to clean up for it runs in the background, and [`Store::wait_for_cleanup`] waits for that.
 //!
-//! Nothing here tries again: a stream cannot be replayed. The caller opens its source anew, and asks
+//! Nothing here tries again: a stream cannot be replayed. The caller opens its source again, and asks
 //! [`ObjectError::is_transient`] how loudly to say why.
 
 mod config;
@@ -133,7 +133,7 @@ impl Store {
         let read = self.read(&key).await;
         // Deleted in any case: a probe that cannot read must not litter.
         let deleted = self.delete(&key).await;
-        // The directory, too, if it was made for the probe; whoever wrote into it meanwhile keeps it.
+        // The directory, too, if it was made for the probe; if anything was written into it meanwhile it stays.
         made.iter().for_each(|dir| _ = std::fs::remove_dir(dir));
         if read? != content {
             return Err(ObjectError::Altered { at: self.location(&key) });
@@ -143,10 +143,10 @@ impl Store {
 
     /// Waits until no write is under way and what failed and cancelled ones left is cleaned up. Call it before the
     /// process ends, within the time there is: with an unreachable server it takes a while.
-    pub async fn settle(&self) {
+    pub async fn wait_for_cleanup(&self) {
         match self {
-            Self::File(store) => store.settle().await,
-            Self::S3(store) => store.settle().await,
+            Self::File(store) => store.wait_for_cleanup().await,
+            Self::S3(store) => store.wait_for_cleanup().await,
         }
     }
 }

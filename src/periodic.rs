@@ -1,10 +1,11 @@
 //! The one loop that every clock-driven part runs in.
 
+use crate::error_text::describe;
 use std::{future::Future, time::Duration};
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// Work that is safe to repeat: it looks at the world and puts one thing right.
+/// Work that is safe to repeat: it looks at the world and repairs one thing.
 ///
 /// A tick takes no input, so the first tick after a crash does what any other does. It does not retry
 /// either: the next tick is the retry.
@@ -15,7 +16,7 @@ pub trait Periodic: Send + 'static {
     fn tick(&mut self) -> impl Future<Output = Result<Tally, Self::Error>> + Send;
 }
 
-/// How many things a tick put right. Nought is the usual answer.
+/// How many things a tick has changed. Zero is the usual answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tally(pub u64);
 
@@ -53,11 +54,11 @@ pub async fn run<P: Periodic>(mut task: P, rhythm: Rhythm, stop: CancellationTok
         match task.tick().await {
             Ok(tally) => {
                 if failing.take().is_some() {
-                    tracing::info!(part = P::NAME, "ticks again");
+                    tracing::info!(part = P::NAME, "periodic task recovered");
                 }
                 match tally {
                     Tally(0) => tracing::trace!(part = P::NAME, "nothing to do"),
-                    Tally(count) => tracing::info!(part = P::NAME, count, "put right"),
+                    Tally(count) => tracing::info!(part = P::NAME, count, "periodic task changed something"),
                 }
             }
             Err(error) => {
@@ -73,32 +74,8 @@ pub async fn run<P: Periodic>(mut task: P, rhythm: Rhythm, stop: CancellationTok
         if failing.is_none() && began.elapsed() > wait {
             tracing::warn!(part = P::NAME, took = ?began.elapsed(), "a tick took longer than its period");
         }
-        // After a late tick the rhythm starts anew: no burst to catch up.
+        // After a late tick the rhythm starts again: no burst to catch up.
         next = (next + wait).max(Instant::now());
-    }
-}
-
-/// An error with everything that caused it, on one line.
-pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = own_words(error);
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let inner_text = own_words(inner);
-        // What a pool says of a connection that failed is about the pool's own doings; the cause comes after it.
-        let is_the_pools = inner.is::<deadpool_postgres::PoolError>() && inner.source().is_some();
-        if !is_the_pools && !text.contains(&inner_text) {
-            text = format!("{text}: {inner_text}");
-        }
-        cause = inner.source();
-    }
-    text
-}
-
-/// What PostgreSQL says, without its DETAIL, which quotes rows.
-fn own_words(error: &(dyn std::error::Error + 'static)) -> String {
-    match error.downcast_ref::<tokio_postgres::error::DbError>() {
-        Some(said) => format!("{}: {}", said.severity(), said.message()),
-        None => error.to_string(),
     }
 }
 
@@ -159,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_trouble_is_told_once_and_then_that_it_is_over() {
+    async fn an_error_is_logged_once_and_then_that_it_is_over() {
         let (log, stop) = (Log::default(), CancellationToken::new());
         let sink = log.clone();
         let subscriber =
@@ -168,18 +145,9 @@ mod tests {
         let script = Script(vec!["away", "away", "away", "", "", "away", "odd", ""], stop.clone());
         run(script, Rhythm::Every(Duration::from_secs(1)), stop).await;
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        let told: Vec<&str> =
+        let errors: Vec<&str> =
             text.lines().filter_map(|line| line.rsplit_once("error=").map(|(_, error)| error)).collect();
-        assert_eq!(told, ["\"away\"", "\"away\"", "\"odd\""], "{text}");
-        assert_eq!(text.matches("ticks again").count(), 2, "{text}");
-    }
-
-    #[test]
-    fn the_words_of_a_pool_are_left_out_and_the_cause_is_told() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("no connection to sweep with")]
-        struct Connect(#[from] deadpool_postgres::PoolError);
-        let pool = deadpool_postgres::PoolError::Timeout(deadpool_postgres::TimeoutType::Wait);
-        assert!(describe(&Connect(pool)).contains("Timeout"), "what has no cause says it itself");
+        assert_eq!(errors, ["\"away\"", "\"away\"", "\"odd\""], "{text}");
+        assert_eq!(text.matches("periodic task recovered").count(), 2, "{text}");
     }
 }

@@ -1,8 +1,8 @@
 //! Whether the loops of the daemon still turn: what `/livez` is answered from.
 //!
-//! A loop tells each time it comes round. While it waits for somebody else, a database that is away or handlers that
+//! A loop reports each time it comes round. While it waits for something outside, a database that is away or handlers that
 //! run for hours, it tells by the clock: its task is still polled, and it waits rightly. So a loop that stands still is
-//! one that a restart mends (a deadlock, a thread that is blocked, a wake-up that was lost); no trouble outside is.
+//! one that a restart fixes (a deadlock, a thread that is blocked, a wake-up that was lost); no trouble outside is.
 
 use std::{
     collections::BTreeMap,
@@ -75,7 +75,7 @@ pub struct Pulse {
 }
 
 impl Default for Pulse {
-    /// Of a loop that nobody watches.
+    /// Of a loop that is not watched.
     fn default() -> Self {
         Pulses::default().begin("")
     }
@@ -109,7 +109,7 @@ impl Pulse {
         self.outside_while(|| true, wait)
     }
 
-    /// The same, for a wait that is right only as long as `rightly` says so: else somebody forgot to wake the loop.
+    /// The same, for a wait that is right only as long as `rightly` says so: else a wake-up was forgotten.
     pub fn outside_while<'a, T>(
         &'a self,
         rightly: impl Fn() -> bool + Send + 'a,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_that_nobody_will_end_is_found() {
+    async fn a_wait_that_will_never_end_is_found() {
         let pulses = Pulses::new(LIMIT);
         let pulse = pulses.begin("claim");
         let looked = async {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_loop_that_ended_or_was_dropped_or_began_anew_is_not_waited_for() {
+    async fn a_loop_that_ended_or_was_dropped_or_began_again_is_not_waited_for() {
         let pulses = Pulses::new(LIMIT);
         let ended = pulses.begin("ended");
         ended.end();

@@ -1,10 +1,10 @@
 //! A queue: a named lane of work with a number of fibers.
 
-use crate::config::Problems;
+use crate::problems::Problems;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
-/// The queue that work goes to when nobody says otherwise.
+/// The queue that work goes to unless another is named.
 pub const DEFAULT: &str = "default";
 
 /// The largest block a queue may ask for: its rows are in memory together.
@@ -35,9 +35,9 @@ pub enum Mode {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            fibers: NonZeroU32::new(8).expect("eight is not nought"),
+            fibers: NonZeroU32::new(8).expect("eight is not zero"),
             mode: Mode::default(),
-            block_size: NonZeroU32::new(500).expect("five hundred is not nought"),
+            block_size: NonZeroU32::new(500).expect("five hundred is not zero"),
         }
     }
 }

@@ -66,7 +66,7 @@ impl<T> Renewed<T> {
         // Before the value: a change between the two is then seen by the next look.
         let stamps = look();
         let last = Last { looked: Instant::now(), stamps, value: Arc::new(make()?) };
-        let make = move || make().map_err(|error| crate::periodic::describe(&error));
+        let make = move || make().map_err(|error| crate::error_text::describe(&error));
         Ok(Self { what: what.into(), look: Box::new(look), make: Box::new(make), last: Mutex::new(last) })
     }
 

@@ -36,7 +36,7 @@ impl Span {
     }
 
     /// The same for what began earlier.
-    #[cfg_attr(not(feature = "otel"), expect(unused_variables, reason = "there is nobody to tell"))]
+    #[cfg_attr(not(feature = "otel"), expect(unused_variables, reason = "nothing is sent"))]
     pub fn since(name: &'static str, parent: Option<&str>, began: Moment) -> Self {
         Self {
             #[cfg(feature = "otel")]
@@ -45,10 +45,7 @@ impl Span {
     }
 
     /// Adds a number. Ids and counts, never a payload.
-    #[cfg_attr(
-        not(feature = "otel"),
-        expect(unused_variables, unused_mut, reason = "there is nobody to tell")
-    )]
+    #[cfg_attr(not(feature = "otel"), expect(unused_variables, unused_mut, reason = "nothing is sent"))]
     pub fn number(mut self, key: &'static str, value: i64) -> Self {
         #[cfg(feature = "otel")]
         self.recorded.iter_mut().for_each(|span| span.set(key, value));
@@ -56,17 +53,14 @@ impl Span {
     }
 
     /// Adds a name.
-    #[cfg_attr(
-        not(feature = "otel"),
-        expect(unused_variables, unused_mut, reason = "there is nobody to tell")
-    )]
+    #[cfg_attr(not(feature = "otel"), expect(unused_variables, unused_mut, reason = "nothing is sent"))]
     pub fn name(mut self, key: &'static str, value: &str) -> Self {
         #[cfg(feature = "otel")]
         self.recorded.iter_mut().for_each(|span| span.set(key, value.to_owned()));
         self
     }
 
-    /// The `traceparent` for whoever is called by this work: itself if it is sent, else `parent`, as it was.
+    /// The `traceparent` for what this work calls: itself if it is sent, else `parent`, as it was.
     pub fn or_parent<'a>(&self, parent: Option<&'a str>) -> Option<Cow<'a, str>> {
         #[cfg(feature = "otel")]
         if let Some(own) = self.recorded.as_ref().and_then(recorded::Recorded::traceparent) {

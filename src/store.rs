@@ -20,6 +20,7 @@ pub mod page;
 pub mod pages;
 pub mod pooler;
 mod pools;
+pub mod procedures;
 pub mod query;
 pub mod queues;
 pub mod rates;
@@ -29,16 +30,17 @@ pub mod retention;
 pub mod steering;
 pub mod submissions;
 pub mod tasks;
+mod trip;
 pub mod workers;
 
-pub use pools::{ApiPools, LEAST_CONNECTIONS, LONGEST_BACKOFF, OpenError, Store, UPLOADS};
+pub use pools::{ApiPools, LEAST_CONNECTIONS, OpenError, Store, UPLOADS};
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Problems;
+use crate::problems::Problems;
 use crate::secret::Secret;
 use connect::{ParseError, Plans, SessionSettings, Target};
 
@@ -67,7 +69,7 @@ pub struct Config {
     pub idle_in_transaction_session_timeout: Duration,
 }
 
-/// Whether session settings reach the session: behind a transaction pooler they would reach somebody else's.
+/// Whether session settings reach the session: behind a transaction pooler they would reach another client's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooler {
@@ -178,15 +180,15 @@ mod tests {
     }
 
     #[test]
-    fn a_direct_url_means_a_pooler_unless_told_otherwise() {
+    fn a_direct_url_means_a_pooler_unless_configured_otherwise() {
         let pooled: Config = toml::from_str(r#"direct_url = "host=db""#).unwrap();
         assert!(pooled.is_pooled());
         assert_eq!(pooled.session(), None);
         assert!(pooled.has_session() && !pooled.direct_target().unwrap().is_unnamed());
         let polling: Config = toml::from_str("url = 'host=pooler'\npooler = 'transaction'").unwrap();
         assert!(!polling.has_session() && polling.direct_target().unwrap().is_unnamed());
-        let told: Config = toml::from_str("direct_url = 'host=db'\npooler = 'none'").unwrap();
-        assert!(told.session().is_some());
+        let explicit: Config = toml::from_str("direct_url = 'host=db'\npooler = 'none'").unwrap();
+        assert!(explicit.session().is_some());
         assert!(!Config::default().is_pooled());
     }
 

@@ -1,15 +1,12 @@
 //! Starts every part by name, knows what the death of each means, and stops them in the data's direction.
 
 mod drain;
-mod health;
 
-pub use health::{Health, PartReport, PartState};
-
-use crate::signal::Stop;
+use crate::{health::Health, signal::Stop};
 use drain::Running;
 use futures::{FutureExt, future::BoxFuture};
 use serde::{Deserialize, Serialize};
-use std::{any::Any, borrow::Cow, time::Duration};
+use std::{borrow::Cow, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 /// The `[shutdown]` section.
@@ -27,22 +24,33 @@ impl Default for Config {
     }
 }
 
-/// The order in which parts stop: the data's own direction, the heartbeat after everything it vouches for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
+/// The order in which parts stop, each named for what then ends: the data's own direction, the heartbeat after everything it vouches for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    Claim,
-    Work,
-    Write,
-    Finish,
+    /// What looks for work that was missed or left behind: recovery, registry, reconcile, sweep.
     Upkeep,
+    /// The claims of every queue; each ends when its fibers have finished what they hold.
+    Claims,
+    /// The batcher, when the last outcome is written.
+    Writes,
+    /// The completer, when the last scope is looked at, and the listener, whose lock keeps a draining worker from being taken for dead.
+    Completion,
+    /// The look at handlers that do not stop.
+    Timeouts,
     Heartbeat,
     Http,
 }
 
 impl Stage {
-    const ALL: [Self; 7] =
-        [Self::Claim, Self::Work, Self::Write, Self::Finish, Self::Upkeep, Self::Heartbeat, Self::Http];
+    const ALL: [Self; 7] = [
+        Self::Upkeep,
+        Self::Claims,
+        Self::Writes,
+        Self::Completion,
+        Self::Timeouts,
+        Self::Heartbeat,
+        Self::Http,
+    ];
 }
 
 /// What it means that a part ended before it was asked to.
@@ -54,8 +62,38 @@ pub enum OnDeath {
     Stop,
 }
 
-type PartResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
-type Start = Box<dyn FnMut(CancellationToken) -> BoxFuture<'static, PartResult> + Send>;
+pub type PartResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// Starts a part; it ends when the token is cancelled, or when what feeds it has ended.
+pub struct Start(Box<dyn FnMut(CancellationToken) -> BoxFuture<'static, PartResult> + Send>);
+
+impl std::fmt::Debug for Start {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Start")
+    }
+}
+
+impl Start {
+    /// A part that can be made any number of times.
+    pub fn again<F>(mut start: impl FnMut(CancellationToken) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = PartResult> + Send + 'static,
+    {
+        Self(Box::new(move |stop| start(stop).boxed()))
+    }
+
+    /// A part that owns something there is only one of.
+    pub fn once<F>(start: impl FnOnce(CancellationToken) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = PartResult> + Send + 'static,
+    {
+        let mut start = Some(start);
+        Self(Box::new(move |stop| match start.take() {
+            Some(start) => start(stop).boxed(),
+            None => futures::future::ready(Err("cannot be started twice".into())).boxed(),
+        }))
+    }
+}
 
 struct Part {
     name: Cow<'static, str>,
@@ -174,34 +212,9 @@ impl Supervisor {
         self
     }
 
-    /// Adds a part that can be started any number of times.
-    pub fn part<F>(
-        &mut self,
-        name: impl Into<Cow<'static, str>>,
-        stage: Stage,
-        mut start: impl FnMut(CancellationToken) -> F + Send + 'static,
-    ) where
-        F: Future<Output = PartResult> + Send + 'static,
-    {
-        let start: Start = Box::new(move |stop| start(stop).boxed());
-        self.parts.push(Part { name: name.into(), stage, on_death: OnDeath::Restart, start });
-    }
-
-    /// Adds a part that owns something there is only one of; its death stops the daemon.
-    pub fn once<F>(
-        &mut self,
-        name: impl Into<Cow<'static, str>>,
-        stage: Stage,
-        start: impl FnOnce(CancellationToken) -> F + Send + 'static,
-    ) where
-        F: Future<Output = PartResult> + Send + 'static,
-    {
-        let mut start = Some(start);
-        let start: Start = Box::new(move |stop| match start.take() {
-            Some(start) => start(stop).boxed(),
-            None => futures::future::ready(Err("cannot be started twice".into())).boxed(),
-        });
-        self.parts.push(Part { name: name.into(), stage, on_death: OnDeath::Stop, start });
+    /// Adds a part. One that is to be restarted can be started again.
+    pub fn add(&mut self, name: impl Into<Cow<'static, str>>, stage: Stage, on_death: OnDeath, start: Start) {
+        self.parts.push(Part { name: name.into(), stage, on_death, start });
     }
 
     /// Runs every part until `stop`, or until one dies that the daemon cannot do without; then drains.
@@ -225,20 +238,9 @@ impl Supervisor {
 pub const STARTING: &str = "start";
 /// The same of one that stops.
 const DRAINING: &str = "shutdown";
-/// The same of one whose flushes fail.
-pub const WRITES: &str = "writes";
 
-/// After the grace what runs is told to give back; this is how long it may take to do so.
+/// After the grace what runs is asked to give back; this is how long it may take to do so.
 const GIVE_BACK_LIMIT: Duration = Duration::from_secs(5);
-
-/// What a panic said, when it said it in words.
-pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
-}
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! Logs: for people on a terminal, JSON for machines. Never a payload, never a secret.
 
-use crate::config::Problems;
+use crate::problems::Problems;
 use serde::{Deserialize, Serialize};
 use std::io::IsTerminal;
 use tracing_subscriber::{
@@ -100,7 +100,7 @@ pub fn is_json(format: Format) -> bool {
 
 /// The crates beneath us speak only of what needs a person, unless asked.
 fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
-    // A pool's sessions that end are told of by whoever needed them; at the end of `dev` nobody does.
+    // A pool's sessions that end are logged by the part that needed them; at the end of `dev` none does.
     const QUIET: &str =
         "tokio_postgres=warn,deadpool=error,fred=error,hyper=warn,refinery_core=warn,rustls=warn,s3=warn";
     if level.trim().is_empty() {

@@ -1,4 +1,4 @@
-//! The W3C trace context of whoever asked for something: taken if it is one, left out if it is not, never an error.
+//! The W3C trace context of a request: taken if it is one, left out if it is not, never an error.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What runs by the clock, beside the walk: it mends by SQL only, never by call.
+//! What runs by the clock, beside the walk: it repairs by SQL only, never by call.
 
 pub mod reconcile;
 pub mod recovery;

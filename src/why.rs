@@ -19,15 +19,14 @@ use tokio_postgres::{Error, GenericClient};
 /// One reason, the most telling first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Reason {
-    /// A word that machines can rely on.
-    pub code: &'static str,
+    pub code: Code,
     pub sentence: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub what_to_do: Option<String>,
 }
 
 impl Reason {
-    fn new(code: &'static str, sentence: impl Into<String>) -> Self {
+    fn new(code: Code, sentence: impl Into<String>) -> Self {
         Self { code, sentence: sentence.into(), what_to_do: None }
     }
 
@@ -35,6 +34,51 @@ impl Reason {
         self.what_to_do = Some(what_to_do.into());
         self
     }
+}
+
+/// A word that machines can rely on; docs/operations.md says what each means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    Ended,
+    Held,
+    Paused,
+    Aborting,
+    Scheduled,
+    WaitingForTasks,
+    WaitingForChildren,
+    NothingWrong,
+    Moving,
+    NoWorker,
+    QueueNotServed,
+    NoHandler,
+    HandlerUnavailable,
+    Focus,
+    FocusElsewhere,
+    Behind,
+    Failing,
+    Budget,
+    Canary,
+    CanaryHeld,
+    Retrying,
+    Backoff,
+    Postponed,
+    Alone,
+    NoTicket,
+    OwnerSilent,
+    FlushesFailing,
+    LongTransaction,
+    Unended,
+    Ending,
+    Auditing,
+    Unbalanced,
+    Uploading,
+    OutputsMissing,
+    RetentionUndeclared,
+    RetentionTroubled,
+    RetentionBehind,
+    RetentionOff,
+    Unexplained,
 }
 
 /// What counts as unusual.
@@ -60,13 +104,13 @@ fn troubled(lane: &Lane) -> Vec<Reason> {
             "worker {}: {}; it keeps what it has done and starts nothing",
             troubled.worker, troubled.trouble
         );
-        Reason::new("flushes_failing", sentence).advise("fix the cause; the worker tries again by itself")
+        Reason::new(Code::FlushesFailing, sentence).advise("fix the cause; the worker tries again by itself")
     };
     lane.troubled.iter().take(3).map(explain).collect()
 }
 
 fn no_worker() -> Reason {
-    Reason::new("no_worker", "no worker is alive").advise("start one: musterd run")
+    Reason::new(Code::NoWorker, "no worker is alive").advise("start one: musterd run")
 }
 
 /// Work in the hands of a worker that may not be alive; since when, if that is known.
@@ -78,7 +122,7 @@ fn owner_silent(what: &str, worker: &str, seconds: Option<f64>) -> Reason {
     let sentence = format!(
         "{what} held by worker {worker}, which {since}; it is freed when the worker is declared dead"
     );
-    Reason::new("owner_silent", sentence).advise("musterd worker list")
+    Reason::new(Code::OwnerSilent, sentence).advise("musterd worker list")
 }
 
 /// A length of time, in whole seconds.
@@ -96,7 +140,7 @@ fn long_transaction(horizon: &Horizon) -> Reason {
         horizon.state,
         shortened(&horizon.query)
     );
-    Reason::new("long_transaction", sentence)
+    Reason::new(Code::LongTransaction, sentence)
         .advise(format!("end it, or: SELECT pg_terminate_backend({})", horizon.pid))
 }
 
@@ -117,27 +161,27 @@ fn lane_reasons(lane: &Lane, command: Option<&str>, me: Option<i64>, parent: Opt
     let mut reasons = Vec::new();
     if lane.paused {
         let advice = format!("musterd queue resume {queue}");
-        reasons.push(Reason::new("paused", format!("queue {queue} is paused")).advise(advice));
+        reasons.push(Reason::new(Code::Paused, format!("queue {queue} is paused")).advise(advice));
     }
     if lane.workers == 0 {
         reasons.push(no_worker());
     } else if lane.serving == 0 {
         let sentence = format!("none of the {} live workers serves queue {queue}", lane.workers);
         reasons.push(
-            Reason::new("queue_not_served", sentence)
+            Reason::new(Code::QueueNotServed, sentence)
                 .advise(format!("add [queues.{queue}] to a worker's configuration")),
         );
     } else if let (0, Some(command)) = (lane.capable, command) {
         let sentence =
             format!("none of the {} live workers of queue {queue} handles {command:?}", lane.serving);
         reasons.push(
-            Reason::new("no_handler", sentence)
+            Reason::new(Code::NoHandler, sentence)
                 .advise(format!("add [handlers.{command}] to a worker's configuration")),
         );
     }
     if let Some(focus) = lane.focus.filter(|focus| Some(*focus) != me && Some(*focus) != parent) {
         let sentence = format!("queue {queue} is structured, and all its fibers work on scope {focus}");
-        reasons.push(Reason::new("focus_elsewhere", sentence).advise(format!("musterd why task {focus}")));
+        reasons.push(Reason::new(Code::FocusElsewhere, sentence).advise(format!("musterd why task {focus}")));
     }
     reasons
 }
@@ -153,13 +197,13 @@ fn unhandled(lane: &Lane, found: &[Unhandled]) -> Vec<Reason> {
             "none of the {} live workers of queue {} handles {command:?}; of it {tasks} tasks and {rows} rows wait",
             lane.serving, lane.queue
         );
-        Reason::new("no_handler", sentence)
+        Reason::new(Code::NoHandler, sentence)
             .advise(format!("add [handlers.{command}] to a worker's configuration"))
     };
     let mut reasons: Vec<Reason> = found.iter().take(MOST).map(explain).collect();
     if let Some(more @ 1..) = found.len().checked_sub(MOST) {
         let sentence = format!("work of {more} other commands waits that no live worker handles");
-        reasons.push(Reason::new("no_handler", sentence));
+        reasons.push(Reason::new(Code::NoHandler, sentence));
     }
     reasons
 }
@@ -181,7 +225,7 @@ async fn unended(client: &impl GenericClient, queue: &str) -> Result<Option<Reas
             "{many} batches of queue {queue} have nothing left to run and have not ended, {first} among them"
         ),
     };
-    Ok(Some(Reason::new("unended", sentence).advise(format!("musterd why batch {first}"))))
+    Ok(Some(Reason::new(Code::Unended, sentence).advise(format!("musterd why batch {first}"))))
 }
 
 /// Why a queue is, or is not, being worked on.
@@ -206,9 +250,9 @@ pub async fn queue_with(
     let horizon = reasons::horizon(client, limits.long_transaction.as_secs_f64()).await?;
     reasons.extend(horizon.as_ref().map(long_transaction));
     if let Some(focus) = lane.focus {
-        reasons.push(Reason::new("focus", format!("all fibers of queue {name} work on scope {focus}")));
+        reasons.push(Reason::new(Code::Focus, format!("all fibers of queue {name} work on scope {focus}")));
     }
-    if !reasons.iter().any(|reason| !matches!(reason.code, "long_transaction" | "focus")) {
+    if !reasons.iter().any(|reason| !matches!(reason.code, Code::LongTransaction | Code::Focus)) {
         let sentence = format!(
             "nothing is wrong: {} queue {name}; {} tasks and {} rows wait, {} tasks run",
             if lane.serving == 1 {
@@ -220,7 +264,7 @@ pub async fn queue_with(
             shown.rows_queued,
             shown.tasks_running
         );
-        reasons.push(Reason::new("nothing_wrong", sentence));
+        reasons.push(Reason::new(Code::NothingWrong, sentence));
     }
     Ok(Some(reasons))
 }

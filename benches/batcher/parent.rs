@@ -15,7 +15,7 @@ pub(crate) enum Trigger {
 const TABLES: &str = "
     CREATE TABLE public.jobs (id int PRIMARY KEY, done int NOT NULL DEFAULT 0, failed int NOT NULL DEFAULT 0);
     CREATE TABLE public.tasks (id bigint PRIMARY KEY, job_id int NOT NULL, status text NOT NULL DEFAULT 'running', error text);
-    -- A sequence counts rolled back runs too, and nobody waits for it.
+    -- A sequence counts rolled back runs too, and no session waits for it.
     CREATE SEQUENCE public.trigger_runs;
     CREATE FUNCTION public.count_row() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         PERFORM nextval('public.trigger_runs');
@@ -64,7 +64,7 @@ pub(crate) struct Outcome {
     pub(crate) wal_bytes_per_update: f64,
     /// Processor time of PostgreSQL's sessions, in microseconds.
     pub(crate) server_time_per_update: f64,
-    /// Tasks that have the status they should have; nought when the job's counts do not say the same.
+    /// Tasks that have the status they should have; zero when the job's counts do not say the same.
     pub(crate) right: i64,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::ground::Database;
 use anyhow::{Context, Result, ensure};
-use musterd::embedded::Tether;
+use musterd::tether::Tether;
 use rustix::process::Signal;
 use std::{
     path::{Path, PathBuf},

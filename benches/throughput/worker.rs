@@ -3,7 +3,7 @@
 use super::{binary::Binary, scrape};
 use crate::ground::{Database, processor_times};
 use anyhow::{Context, Result, bail};
-use musterd::embedded::Tether;
+use musterd::tether::Tether;
 use rustix::process::Signal;
 use std::{process::Stdio, time::Duration};
 

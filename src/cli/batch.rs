@@ -88,7 +88,7 @@ impl BatchCommand {
     }
 }
 
-/// A connection, and the batch as it is now; an id that is none is told before anything else is done.
+/// A connection, and the batch as it is now; an id that is none is reported before anything else is done.
 async fn open(global: &Global, config: &Config, id: i64) -> Result<(OneShot, Progress)> {
     let client = global.connect(&config.database).await?;
     let progress = find(&client, id).await?;

@@ -79,7 +79,7 @@ pub(super) async fn run(global: &Global, config: &Config, dir: &Path, rows: u32)
         all.as_secs_f64()
     ))?;
     where_it_is(&progress).into_iter().try_for_each(say)?;
-    Ok(if progress.state == "succeeded" { Exit::Done } else { Exit::Failed })
+    Ok(if progress.state == musterd::state::State::Succeeded { Exit::Done } else { Exit::Failed })
 }
 
 fn generate(path: &Path, rows: u32) -> std::io::Result<u64> {

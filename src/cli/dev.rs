@@ -7,7 +7,6 @@ use musterd::{
     config::{Given, Loaded, load},
     daemon::{Daemon, DaemonError},
     embedded::{self, EmbeddedPostgres, Options},
-    handler::Registry,
     http::HttpError,
     secret::Secret,
     signal,
@@ -62,7 +61,7 @@ pub(super) fn settings(url: &str, dir: &Path) -> Vec<(String, String)> {
 impl Dev {
     pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
         let options = self.options();
-        // A mistake in the configuration is told before anything is started. The real URL is not known yet.
+        // A mistake in the configuration is reported before anything is started. The real URL is not known yet.
         let loaded = self.load(global, "postgres://127.0.0.1/musterd", &options.dir)?;
         telemetry::init(&telemetry::Config {
             // The rows of the demo do nothing, faster than any database: its batcher has nothing to warn of.
@@ -190,11 +189,11 @@ fn make_token(path: &Path) -> Result<()> {
     }
 }
 
-/// A worker on the usual port; on another one when that is taken and nobody asked for it in particular.
+/// A worker on the usual port; on another one when that is taken and the configuration does not name it.
 async fn prepare(loaded: Loaded) -> Result<Daemon> {
     let asked = loaded.values.iter().any(|value| value.key == "http.listen" && value.source != "default");
     let mut config = loaded.config;
-    let handlers = Registry::from_config(&config)?;
+    let handlers = config.registry()?;
     match Daemon::prepare(config.clone(), handlers.clone()).await {
         Err(DaemonError::Http(HttpError::Bind { .. })) if !asked => {
             config.http.listen.set_port(0);
@@ -227,14 +226,14 @@ async fn side_by_side(
     };
     let (ended, shown) = tokio::join!(working, showing);
     let clean = if ended?.is_clean() { Exit::Done } else { Exit::Failed };
-    // Told to stop before it was over: then how the worker ended is all there is to say.
+    // Asked to stop before it was over: then how the worker ended is all there is to say.
     Ok(match shown.transpose()? {
         Some(Exit::Failed) => Exit::Failed,
         _ => clean,
     })
 }
 
-/// Waits for an end of the server that nobody asked for.
+/// Waits for an end of the server that was not asked for.
 async fn death_of(server: &EmbeddedPostgres) -> std::process::ExitStatus {
     let mut look = tokio::time::interval(Duration::from_millis(500));
     loop {

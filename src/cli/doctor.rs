@@ -27,7 +27,7 @@ pub(super) struct Doctor {
 impl Doctor {
     pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
         let loaded = load(&global.given())?;
-        // The table tells all; a log line in the middle of it helps nobody.
+        // The table has all of it; a log line in the middle would only disturb.
         telemetry::init(&telemetry::Config { level: "off".into(), ..loaded.config.log.clone() });
         let checks = doctor::examine(&loaded).await;
         let worst = checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Pass);
@@ -50,9 +50,9 @@ fn print(checks: &[Check]) -> Result<()> {
     ]);
     for check in checks {
         let verdict = match check.verdict {
-            Verdict::Pass => screen::word("pass", screen::Mood::Good),
-            Verdict::Warn => screen::word("warn", screen::Mood::Doubtful),
-            Verdict::Fail => screen::word("fail", screen::Mood::Bad),
+            Verdict::Pass => screen::word("pass", screen::Tone::Good),
+            Verdict::Warn => screen::word("warn", screen::Tone::Doubtful),
+            Verdict::Fail => screen::word("fail", screen::Tone::Bad),
         };
         table.add_row([
             Cell::new(&check.name),

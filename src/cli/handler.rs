@@ -21,6 +21,7 @@ use musterd::{
     },
 };
 use std::{
+    collections::BTreeSet,
     io::Read,
     path::{Path, PathBuf},
     time::Instant,
@@ -78,7 +79,7 @@ impl Test {
         }
         Global::watch_over(&config);
         let (tap, heard) = Tap::new();
-        let registry = Registry::listening(&config, &tap)?;
+        let registry = Registry::open(&config.handlers, &config.queues, &config.database, &tap)?;
         let entry = registry.get(&self.name).context("the handler was made")?;
         match (&self.payload, &self.input) {
             (Some(payload), _) => task::run(&self.name, entry, payload, heard, global).await,
@@ -121,21 +122,23 @@ impl Test {
         let began = Instant::now();
         let mut verdicts = Vec::new();
         for rows in rows.chunks(slice.min(rows.len().max(1))) {
+            let mut open: BTreeSet<i32> = rows.iter().map(|row| row.line).collect();
             let mut running = handler::run_block(&*entry.handler, call, rows);
             while let Some(reports) = running.next().await {
                 for report in reports {
                     if let Report::Unavailable { error, .. } = &report {
                         bail!("the handler cannot work now, and would be given no rows for a while: {error}");
                     }
-                    verdicts.extend(verdicts_of(report));
+                    verdicts.extend(verdicts_of(report).into_iter().filter(|(line, _)| open.remove(line)));
                 }
             }
-            if let Some(reason) = running.reason() {
-                bail!("{reason}");
-            }
+            // As in a fiber: a row that was not reported is tried again.
+            verdicts.extend(open.into_iter().map(|line| (line, running.unreported())));
         }
         let took = began.elapsed();
         let exchanges = all_of(heard);
+        let verdicts: Vec<Verdict> =
+            verdicts.into_iter().map(|(line, outcome)| Verdict::of_row(line, outcome)).collect();
         let good = verdicts.iter().all(Verdict::is_good);
         if global.json {
             screen::json(&serde_json::json!({
@@ -171,11 +174,11 @@ impl Test {
 }
 
 /// What a report means for its rows, as the daemon would store it.
-fn verdicts_of(report: Report) -> Vec<Verdict> {
+fn verdicts_of(report: Report) -> Vec<(i32, Outcome)> {
     match report {
-        Report::Row(line, outcome) => vec![Verdict::of_row(line, outcome.checked())],
+        Report::Row(line, outcome) => vec![(line, outcome.checked())],
         Report::Succeeded(lines) => {
-            lines.iter().map(|line| Verdict::of_row(line, Outcome::Succeeded(Done::default()))).collect()
+            lines.iter().map(|line| (line, Outcome::Succeeded(Done::default()))).collect()
         }
         // A rehearsal commits nothing.
         Report::Committed { .. } | Report::NotHeld | Report::Unavailable { .. } => Vec::new(),
@@ -202,7 +205,7 @@ fn print(verdicts: &[Verdict]) -> Result<()> {
     for verdict in verdicts {
         table.add_row([
             Cell::new(verdict.line.unwrap_or_default()),
-            screen::word(verdict.outcome, verdict.mood()),
+            screen::word(verdict.outcome, verdict.tone()),
             Cell::new(verdict.said().unwrap_or_default()),
         ]);
     }
@@ -226,12 +229,12 @@ async fn list(global: &Global) -> Result<Exit> {
         screen::spare("procedure", 3),
     ]);
     for command in &commands {
-        let mood = if command.workers > 0 { screen::Mood::Good } else { screen::Mood::Doubtful };
+        let tone = if command.workers > 0 { screen::Tone::Good } else { screen::Tone::Doubtful };
         table.add_row([
             Cell::new(&command.name),
             Cell::new(&command.kind),
             Cell::new(&command.queue),
-            screen::word(&command.workers.to_string(), mood),
+            screen::word(&command.workers.to_string(), tone),
             Cell::new(command.procedure.as_deref().unwrap_or_default()),
         ]);
     }

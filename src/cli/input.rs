@@ -3,9 +3,12 @@
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
-use musterd::flow::{
-    input::{CsvOptions, Format, check},
-    submit::Meter,
+use musterd::{
+    flow::{
+        input::{CsvOptions, Format},
+        submit::Meter,
+    },
+    json::check::check,
 };
 use std::{
     fs::File,

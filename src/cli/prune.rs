@@ -65,7 +65,7 @@ impl Prune {
             meter: Meter::default(),
         };
         let gone = with_bar(&pass, &plan).await?;
-        pass.objects.settle().await;
+        pass.objects.wait_for_cleanup().await;
         report(global, &gone)
     }
 }

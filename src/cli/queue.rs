@@ -30,7 +30,7 @@ impl QueueCommand {
     pub(super) async fn execute(self, global: &Global) -> Result<Exit> {
         let loaded = global.load()?;
         let client = global.connect(&loaded.config.database).await?;
-        let told = |name: &str, paused: bool| match global.json {
+        let report = |name: &str, paused: bool| match global.json {
             true => screen::json(&serde_json::json!({ "name": name, "paused": paused })),
             false => screen::line(&format!("queue {name} is {}", if paused { "paused" } else { "open" })),
         };
@@ -39,14 +39,14 @@ impl QueueCommand {
             Self::Pause { name } => {
                 let is_known = queues::is_known(&*client, &name).await?;
                 queues::pause(&*client, &name, None).await.map_err(in_words)?;
-                told(&name, true)?;
+                report(&name, true)?;
                 if !is_known {
                     note_unused(&name);
                 }
             }
             Self::Resume { name } => {
                 queues::resume(&*client, &name, None).await.map_err(in_words)?;
-                told(&name, false)?;
+                report(&name, false)?;
             }
         }
         client.close().await;
@@ -57,7 +57,7 @@ impl QueueCommand {
 /// It may be a slip of the pen. Pausing a queue before anything is in it is good practice all the same.
 #[expect(clippy::print_stderr, reason = "a note beside the answer, seen by a person")]
 fn note_unused(name: &str) {
-    eprintln!("musterd: note: nobody has used queue {name} yet; it stays paused for whoever does");
+    eprintln!("musterd: note: queue {name} has not been used yet; it stays paused for its first user");
 }
 
 fn print(global: &Global, queues: &[queues::Shown]) -> Result<()> {
@@ -78,8 +78,8 @@ fn print(global: &Global, queues: &[queues::Shown]) -> Result<()> {
     ]);
     for queue in queues {
         let state = match queue.paused {
-            true => screen::word("paused", screen::Mood::Doubtful),
-            false => screen::word("open", screen::Mood::Good),
+            true => screen::word("paused", screen::Tone::Doubtful),
+            false => screen::word("open", screen::Tone::Good),
         };
         table.add_row([
             Cell::new(&queue.name),

@@ -3,7 +3,7 @@
 use super::{Exit, Global};
 use anyhow::Result;
 use clap::Args;
-use musterd::{config::load, daemon, periodic::describe, signal, telemetry};
+use musterd::{config::load, daemon, error_text::describe, signal, telemetry};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,7 +36,7 @@ impl Run {
         match ended {
             Ok(ended) if ended.is_clean() => Ok(Exit::Done),
             Ok(_) => Ok(Exit::Failed),
-            // Whoever collects our lines expects each of them to be JSON, the last one too.
+            // A log collector expects each line to be JSON, the last one too.
             Err(error) if telemetry::is_json(format) => {
                 tracing::error!(error = describe(&error), "cannot run");
                 Ok(Exit::Failed)

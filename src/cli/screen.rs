@@ -77,12 +77,12 @@ fn put(text: &str) -> Result<()> {
     }
 }
 
-/// A word beside the answer, on stderr; whoever does not read it loses nothing.
+/// A note beside the answer, on stderr; a reader of stdout alone loses nothing.
 pub(super) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "musterd: {}", safe(text));
 }
 
-/// Columns and lines of the terminal. One that does not know its size says nought: it is taken for the usual one.
+/// Columns and lines of the terminal. One that does not know its size says zero: it is taken for the usual one.
 pub(super) fn size() -> (usize, usize) {
     let known = |side: u16, usual: usize| if side == 0 { usual } else { side.into() };
     crossterm::terminal::size().map_or((80, 24), |(width, height)| (known(width, 80), known(height, 24)))
@@ -97,12 +97,12 @@ pub(super) fn value(value: &serde_json::Value) -> String {
 }
 
 /// A word that says how good or bad something is; in colour on a terminal.
-pub(super) fn word(text: &str, mood: Mood) -> Cell {
-    let colour = match mood {
-        Mood::Good => Color::Green,
-        Mood::Doubtful => Color::Yellow,
-        Mood::Bad => Color::Red,
-        Mood::Plain => return Cell::new(safe(text)),
+pub(super) fn word(text: &str, tone: Tone) -> Cell {
+    let colour = match tone {
+        Tone::Good => Color::Green,
+        Tone::Doubtful => Color::Yellow,
+        Tone::Bad => Color::Red,
+        Tone::Plain => return Cell::new(safe(text)),
     };
     let cell = Cell::new(safe(text));
     if colours() { cell.fg(colour) } else { cell }
@@ -114,7 +114,7 @@ pub(super) fn colours() -> bool {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Mood {
+pub(super) enum Tone {
     Good,
     Doubtful,
     Bad,

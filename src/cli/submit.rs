@@ -10,10 +10,10 @@ use clap::Args;
 use indicatif::{HumanBytes, HumanCount};
 use musterd::{
     flow::{
-        input::{Format, Limits, Reader, check, survey},
+        input::{Format, Limits, Reader, survey},
         submit::{self, Canary, Given, MaxFailed, Meter, OnBudget, Order, Submitted},
     },
-    json::Json,
+    json::{Json, check::check},
     keep, queue,
     traceparent::Traceparent,
 };
@@ -188,7 +188,7 @@ impl Submit {
             // With --wait the batch itself is printed at its end.
             return if self.wait { Ok(()) } else { screen::json(submitted) };
         }
-        // Whoever reads this by a program finds the id on the first line, with --wait too.
+        // A program that reads this finds the id on the first line, with --wait too.
         if self.wait && std::io::stdout().is_terminal() {
             let again = if submitted.repeated { " (was there already)" } else { "" };
             let rate = submitted.rows as f64 / took.as_secs_f64().max(1e-6);

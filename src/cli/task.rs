@@ -3,6 +3,7 @@
 use super::{Exit, Global, screen};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
+use musterd::state::State;
 use musterd::store::{
     connect::OneShot,
     tasks::{self, Filter, Shown, Steer},
@@ -109,7 +110,7 @@ impl List {
         for task in &found {
             table.add_row([
                 comfy_table::Cell::new(task.id),
-                screen::word(&task.state, mood(&task.state)),
+                screen::word(task.state.as_str(), tone(task.state)),
                 comfy_table::Cell::new(&task.command),
                 comfy_table::Cell::new(&task.queue),
                 comfy_table::Cell::new(task.attempt),
@@ -156,7 +157,7 @@ pub(super) async fn follow(
         let task = find(client, id).await?;
         if task.is_over() {
             print(global, &task)?;
-            return Ok(if task.state == "succeeded" { Exit::Done } else { Exit::Failed });
+            return Ok(if task.state == State::Succeeded { Exit::Done } else { Exit::Failed });
         }
         if timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
             print(global, &task)?;
@@ -176,7 +177,7 @@ fn print(global: &Global, task: &Shown) -> Result<()> {
         table.add_row([comfy_table::Cell::new(name), value]);
     };
     let plain = |text: String| comfy_table::Cell::new(text);
-    row("state", screen::word(&task.state, mood(&task.state)));
+    row("state", screen::word(task.state.as_str(), tone(task.state)));
     row("command", plain(task.command.clone()));
     row("queue", plain(task.queue.clone()));
     let tries = match task.max_attempts {
@@ -210,12 +211,12 @@ fn print(global: &Global, task: &Shown) -> Result<()> {
     table.print()
 }
 
-pub(super) fn mood(state: &str) -> screen::Mood {
+pub(super) fn tone(state: State) -> screen::Tone {
     match state {
-        "succeeded" => screen::Mood::Good,
-        "failed" | "aborted" => screen::Mood::Bad,
-        "held" | "scheduled" => screen::Mood::Doubtful,
-        _ => screen::Mood::Plain,
+        State::Succeeded => screen::Tone::Good,
+        State::Failed | State::Aborted => screen::Tone::Bad,
+        State::Held | State::Scheduled => screen::Tone::Doubtful,
+        State::Queued | State::Running | State::Waiting => screen::Tone::Plain,
     }
 }
 

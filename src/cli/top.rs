@@ -80,7 +80,7 @@ type Jobs = FuturesUnordered<BoxFuture<'static, Done>>;
 
 async fn live(config: &Config, interval: Duration) -> Result<Exit> {
     let mut eye = Box::new(Eye::new(&config.database)?);
-    // The first look before the screen is taken: a database that is not there is told as by any other command.
+    // The first look before the screen is taken: a database that is not there is reported as by any other command.
     let mut picture = eye.look().await?;
     let (mut terminated, mut hung_up) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
     let mut terminal = Terminal::take()?;

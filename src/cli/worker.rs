@@ -3,6 +3,7 @@
 use super::{Exit, Global, screen};
 use anyhow::{Result, bail};
 use clap::Subcommand;
+use musterd::state::WorkerState;
 use musterd::store::workers::{self, Listed};
 use std::time::Duration;
 
@@ -101,13 +102,13 @@ fn print_one(global: &Global, worker: &Listed) -> Result<()> {
 }
 
 fn state(worker: &Listed) -> comfy_table::Cell {
-    let mood = match worker.state.as_str() {
-        "alive" => screen::Mood::Good,
-        "draining" => screen::Mood::Doubtful,
-        "dead" => screen::Mood::Bad,
-        _ => screen::Mood::Plain,
+    let tone = match worker.state {
+        WorkerState::Alive => screen::Tone::Good,
+        WorkerState::Draining => screen::Tone::Doubtful,
+        WorkerState::Dead => screen::Tone::Bad,
+        WorkerState::Stopped => screen::Tone::Plain,
     };
-    screen::word(&worker.state, mood)
+    screen::word(worker.state.as_str(), tone)
 }
 
 fn last_beat(worker: &Listed) -> String {

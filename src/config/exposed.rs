@@ -2,7 +2,8 @@
 //!
 //! These are warnings: a network or a machine may be private. `musterd doctor --strict` fails for them.
 
-use super::{Config, Leaf, Problems};
+use super::{Config, Leaf};
+use crate::problems::Problems;
 use crate::{
     handler, http,
     loopback::is_loopback,

@@ -1,7 +1,7 @@
 //! Where values come from: the shipped file, the user's file, the environment, flags; later ones win.
 
-use super::{Config, Problems, is_secret, lines, wanted::Wanted};
-use crate::secret::Secret;
+use super::{Config, is_secret, lines, wanted::Wanted};
+use crate::{problems::Problems, secret::Secret};
 use config::{Environment, File, FileFormat, Map, Source, Value, ValueKind};
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -13,7 +13,7 @@ pub const SHIPPED: &str = include_str!("../../config/musterd.toml");
 
 pub const ENV_PREFIX: &str = "MUSTERD";
 
-/// The source of what nobody has set.
+/// The source of what is not set.
 const DEFAULT: &str = "default";
 
 /// What a user gave besides the defaults.

@@ -2,17 +2,17 @@
 
 use crate::{
     backoff,
-    flow::{complete::Checks, held::Held, rivals::Rival},
+    error_text::describe,
+    flow::{complete::Checks, rivals::Rival},
+    health::Health,
+    held::Held,
     liveness::{identity::Identity, session::Session},
-    periodic::describe,
     store::{
-        LONGEST_BACKOFF,
         connect::Target,
         listen::{self, Line, News},
     },
-    supervisor::Health,
 };
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 use tokio_util::sync::CancellationToken;
 
 /// The name under which the readiness knows us.
@@ -50,7 +50,7 @@ impl Listener {
             if failures == 1 {
                 tracing::warn!(error = describe(&error), "the listening connection is gone; making another");
             }
-            let wait = backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, failures);
+            let wait = backoff::of_database(failures);
             if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
                 return;
             }

@@ -3,9 +3,9 @@
 //! A scrape never waits long for it. While the database is away, the figures of the last look stay, with their time.
 
 use crate::{
-    flow::held::Held,
+    error_text::describe,
+    held::Held,
     metrics::Metrics,
-    periodic::describe,
     store::{Store, depths},
 };
 use futures::FutureExt;
@@ -45,7 +45,7 @@ impl Look {
     async fn look(&self) {
         self.metrics.blocks_held.set(self.held.blocks().len() as i64);
         self.metrics.tasks_held.set(self.held.tasks().len() as i64);
-        // Somebody is looking already: what he finds is young enough for us.
+        // Another scrape is already querying; share its result.
         let Ok(mut last) = self.last.try_lock() else { return };
         if last.is_some_and(|last| last.elapsed() < SHARED_FOR) {
             return;

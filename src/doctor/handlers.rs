@@ -47,7 +47,7 @@ async fn http(name: &str, config: &handler::Config, found: String) -> Check {
         Ok(Err(error)) => Check::warn(
             name,
             format!("{host}:{port}: {error}"),
-            "start the service, or mend url; rows wait and are tried again",
+            "start the service, or fix url; rows wait and are tried again",
         ),
         Err(_) => {
             Check::warn(name, format!("{host}:{port} does not answer"), "look at the network and its rules")
@@ -62,7 +62,7 @@ fn exec(name: &str, config: &handler::Config, found: String) -> Check {
         None => Check::fail(
             name,
             format!("{program} is not a program that can be run"),
-            "install it, or mend argv",
+            "install it, or fix argv",
         ),
     }
 }
@@ -81,7 +81,7 @@ fn find(program: &str, cwd: Option<&Path>) -> Option<PathBuf> {
 
 async fn sql(name: &str, config: &handler::Config, found: String, connection: Option<&OneShot>) -> Check {
     let Some(connection) = connection else {
-        return Check::warn(name, "not looked at: no connection to the database", "mend database.url first");
+        return Check::warn(name, "not looked at: no connection to the database", "fix database.url first");
     };
     let routines = [
         (&config.procedure, "(bigint, jsonb)", health::Routine::Procedure),
@@ -98,11 +98,11 @@ async fn sql(name: &str, config: &handler::Config, found: String, connection: Op
                 return Check::fail(
                     name,
                     format!("{signature} {trouble}"),
-                    "create it, or GRANT EXECUTE on it, or mend the name",
+                    "create it, or GRANT EXECUTE on it, or fix the name",
                 );
             }
             Err(error) => {
-                return Check::warn(name, crate::periodic::describe(&error), "could not be found out");
+                return Check::warn(name, crate::error_text::describe(&error), "could not be found out");
             }
         }
     }

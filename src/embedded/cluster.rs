@@ -12,8 +12,8 @@ use rustix::process::Signal;
 use super::binaries::{Binaries, Search};
 use super::directory::{Directory, private_file};
 use super::error::EmbeddedError;
-use super::tether::Tether;
 use super::user::ServerUser;
+use crate::{store::migrate, tether::Tether};
 
 /// The role that owns everything, and its database.
 pub(super) const NAME: &str = "musterd";
@@ -121,7 +121,7 @@ impl Cluster<'_> {
             command.args(["-c", "fsync=off"]);
         }
         command.arg("template1");
-        run("postgres --single", command, &format!("CREATE DATABASE {NAME}\n"))
+        run("postgres --single", command, &migrate::create_database(NAME))
     }
 }
 

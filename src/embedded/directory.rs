@@ -120,7 +120,7 @@ fn make_private(dir: &Path) -> Result<(), EmbeddedError> {
 }
 
 /// Opens or makes a file that only its owner may read. Never follows a link: the directory may belong to the
-/// server's user, who must not be able to point root at somebody else's file.
+/// server's user, who must not be able to point root at another user's file.
 pub(super) fn private_file(path: &Path, options: &mut OpenOptions) -> Result<File, EmbeddedError> {
     let nofollow = OFlags::NOFOLLOW.bits().cast_signed();
     options
@@ -131,7 +131,7 @@ pub(super) fn private_file(path: &Path, options: &mut OpenOptions) -> Result<Fil
         .map_err(EmbeddedError::file("open", path))
 }
 
-/// The pid in a directory's lock file, if somebody holds it.
+/// The pid in a directory's lock file, if a process holds it.
 pub(super) fn holder(dir: &Path) -> Option<u32> {
     let mut lock = File::open(dir.join(LOCK)).ok()?;
     match flock(&lock, FlockOperation::NonBlockingLockShared) {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_directory_is_left_alone() {
+    fn another_users_directory_is_left_alone() {
         let root = root();
         fs::write(root.path().join("thesis.txt"), "years of work").unwrap();
         let error = claim(root.path(), true).unwrap_err();

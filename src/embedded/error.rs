@@ -85,7 +85,7 @@ pub enum EmbeddedError {
         user: String,
     },
 
-    /// Root has nobody to run the server as.
+    /// Root has no user to run the server as.
     #[error(
         "PostgreSQL does not run as root and there is neither a user `postgres` nor `nobody`; \
          run musterd as another user"
@@ -103,7 +103,7 @@ pub enum EmbeddedError {
 
     /// The password file of an existing database is gone.
     #[error(
-        "{file} is missing, and without it nobody can log in to the database beside it; \
+        "{file} is missing, and without it no client can log in to the database beside it; \
          restore it, or remove the directory to begin afresh"
     )]
     NoPassword {

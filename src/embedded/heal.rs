@@ -40,7 +40,7 @@ impl PidFile {
 }
 
 /// Puts `dir` right after an owner that was killed. Only for the holder of its lock.
-pub(super) fn settle(dir: &Path) -> Result<(), EmbeddedError> {
+pub(super) fn recover(dir: &Path) -> Result<(), EmbeddedError> {
     let data = dir.join("data");
     if let Some(file) = PidFile::read(&data)
         && let Some(pid) = Pid::from_raw(file.pid)
@@ -156,7 +156,7 @@ mod tests {
         // Process 1 is always alive and never our server.
         fs::write(data.join("postmaster.pid"), "1\n/data\n1700000000\n5432\n\n127.0.0.1\n  7 8\nready\n")
             .unwrap();
-        settle(dir.path()).unwrap();
+        recover(dir.path()).unwrap();
         let text = fs::read_to_string(data.join("postmaster.pid")).unwrap();
         assert!(text.starts_with(&format!("{}\n/data\n", std::process::id())), "{text}");
         assert!(text.contains("  7 8\n"), "{text}");
@@ -174,7 +174,7 @@ mod tests {
                 true => std::os::unix::fs::symlink(&precious, file).unwrap(),
                 false => fs::hard_link(&precious, file).unwrap(),
             }
-            let error = settle(dir.path()).unwrap_err().to_string();
+            let error = recover(dir.path()).unwrap_err().to_string();
             assert!(error.contains("postmaster.pid"), "{error}");
             assert_eq!(fs::read_to_string(&precious).unwrap(), "1\nanother's words\n");
         }

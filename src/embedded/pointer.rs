@@ -34,7 +34,7 @@ pub fn discover() -> Option<RunningDev> {
     discover_in(&state_dir())
 }
 
-/// Where `musterd dev` keeps its data unless told otherwise.
+/// Where `musterd dev` keeps its data unless configured otherwise.
 pub fn default_dir() -> PathBuf {
     state_dir().join("dev")
 }
@@ -67,7 +67,7 @@ impl Announcement {
             return Err(EmbeddedError::file("use", state)(theirs));
         }
         let file = pointer_file(state);
-        // Renamed into place, so that nobody reads half of it.
+        // Renamed into place, so that no reader sees half of it.
         let fresh = state.join(format!("running-dev.{}.new", running.pid));
         let text =
             serde_json::to_vec(running).map_err(|error| EmbeddedError::file("write", &file)(error.into()))?;
@@ -148,7 +148,7 @@ mod tests {
         let lock = dir.path().join("dev.lock");
         fs::write(&lock, "77").unwrap();
         let announcement = Announcement::make(&running(dir.path(), 77), state.path()).unwrap();
-        assert!(discover_in(state.path()).is_none(), "nobody holds the lock");
+        assert!(discover_in(state.path()).is_none(), "no process holds the lock");
 
         let held = fs::File::open(&lock).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();

@@ -14,7 +14,7 @@ use super::cluster::{Cluster, socket_directories};
 use super::directory::{pause, private_file};
 use super::error::EmbeddedError;
 use super::heal::{PidFile, STOPS};
-use super::tether::Tether;
+use crate::tether::Tether;
 
 /// Recovery after a crash may take a while on a big database.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -154,7 +154,7 @@ fn free_port() -> Result<u16, EmbeddedError> {
         .map_err(EmbeddedError::file("find a free port on", Path::new("127.0.0.1")))
 }
 
-/// Whether a server that ended at once did so for a reason that goes away by itself: somebody took the port between
+/// Whether a server that ended at once did so for a reason that goes away by itself: another process took the port between
 /// our look and its own, or it left the lock file of a dead server in place because backends of that one still run.
 fn passing(port: u16, data: &Path) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() || PidFile::read(data).is_some()

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use super::*;
+use crate::tether::Tether;
 
 /// A temporary directory that the server's user can pass through.
 fn root() -> tempfile::TempDir {
@@ -64,7 +65,7 @@ fn it_starts_with_a_password_keeps_its_data_and_stops() {
     assert_eq!(
         ask(second.url(), "SELECT note FROM kept").unwrap(),
         "still here",
-        "the second try harmed nobody"
+        "the second try did no harm"
     );
 }
 

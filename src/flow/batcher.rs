@@ -4,7 +4,7 @@
 //! time takes what has gathered. The next starts when the last has ended and enough is there, or a caller waits for
 //! an update, or the oldest has waited long enough. A full channel makes the producers wait.
 
-use crate::{config::Problems, metrics::BatcherMetrics, pulse::Pulse, spans::Span};
+use crate::{metrics::BatcherMetrics, problems::Problems, pulse::Pulse, spans::Span};
 use serde::{Deserialize, Serialize};
 use std::{
     future::Future,
@@ -118,7 +118,7 @@ impl<U> Clone for Sender<U> {
     }
 }
 
-/// The batcher has ended; the update is returned. Only possible after every part that feeds it was told to stop.
+/// The batcher has ended; the update is returned. Only possible after every part that feeds it was asked to stop.
 #[derive(Debug, thiserror::Error)]
 #[error("the batcher has ended")]
 pub struct Ended<U>(pub U);
@@ -224,7 +224,7 @@ impl<W: Writer> Batcher<W> {
             let more = tokio::time::timeout_at(deadline, self.queue.recv());
             match self.pulse.outside(more).await {
                 Ok(Some(more)) => gathered.push(more),
-                // Waited long enough, or nobody is left to add anything.
+                // Waited long enough, or no sender is left to add anything.
                 Ok(None) | Err(_) => return Some(gathered),
             }
         }

@@ -7,17 +7,18 @@ mod rows;
 mod start;
 mod tasks;
 
-use super::{fiber::Bench, held::Holding, rivals::Rival, solo::Company};
+use super::{fiber::Bench, rivals::Rival, solo::Company};
 use crate::{
     backoff,
-    config::Problems,
+    error_text::describe,
     failpoint,
+    held::Holding,
     liveness::{identity::Identity, session::Session},
     metrics::Work,
-    periodic::describe,
+    problems::Problems,
     pulse::Pulse,
     queue,
-    store::{LONGEST_BACKOFF, query::QueryError},
+    store::query::QueryError,
 };
 use deadpool_postgres::Object;
 use doubtful::Doubtful;
@@ -238,7 +239,7 @@ impl<W: Claimed> Dispatcher<W> {
         }
     }
 
-    /// Claims until the drain, then lets what is in hand come to its end; returns when told to `stop`.
+    /// Claims until the drain, then lets what is in hand come to its end; returns when asked to `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
         let drain = self.desk.drain.clone();
         self.dispatch(&drain).await;
@@ -287,10 +288,10 @@ impl<W: Claimed> Dispatcher<W> {
                         let (queue, work) = (&self.desk.queue, W::WORK.as_str());
                         tracing::warn!(queue, work, error = describe(&error), "cannot claim; trying again");
                     }
-                    backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, failures)
+                    backoff::of_database(failures)
                 }
             };
-            // Until somebody submits, or it is time to look again.
+            // Until work is submitted, or it is time to look again.
             let woken = tokio::time::timeout(pause, self.desk.rival.woken());
             match stop.run_until_cancelled(pulse.outside(woken)).await {
                 None => return,

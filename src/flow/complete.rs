@@ -7,16 +7,17 @@
 mod checks;
 mod desk;
 mod lane;
+mod sort;
 
 pub use checks::{CheckLoop, Checks, channel};
 
 use crate::{
-    config::Problems,
+    error_text::describe,
     failpoint,
     flow::outputs::{OutputsError, Uploader},
     liveness::redis::StatusCache,
     metrics::Metrics,
-    periodic::describe,
+    problems::Problems,
     store::{
         Store,
         batches::{self, Advisory, Completion, Look, ScopeEnd, Unbalanced},
@@ -162,7 +163,7 @@ impl Completer {
         Err(CompleteError::Contended { id, why: last, tries: attempts })
     }
 
-    /// It is not over any more, or its lines do not add up, which is told as it is of a batch without files.
+    /// It is not over any more, or its lines do not add up, which is logged as it is of a batch without files.
     async fn nothing_to_upload(&self, id: i64) -> Result<Completion, CompleteError> {
         let client = self.store.general.get().await?;
         let looks = batches::look(&client, &[id]).await;
@@ -341,8 +342,8 @@ impl Completer {
     }
 
     /// What uploads that were given up have left is removed, as far as that goes within the time there is.
-    async fn settle(&self) {
-        if tokio::time::timeout(SETTLE_LIMIT, self.uploader.objects.settle()).await.is_err() {
+    async fn wait_for_cleanup(&self) {
+        if tokio::time::timeout(CLEANUP_LIMIT, self.uploader.objects.wait_for_cleanup()).await.is_err() {
             tracing::warn!("unfinished uploads are left behind: the store does not answer");
         }
     }
@@ -363,5 +364,5 @@ fn all_failed(ids: &[i64], error: CompleteError) -> Vec<Finished> {
     ids.iter().map(|id| (*id, Err(error.take().unwrap_or(CompleteError::WithOthers { id: *id })))).collect()
 }
 
-/// Less than the supervisor allows a stage that was told to give back.
-const SETTLE_LIMIT: Duration = Duration::from_secs(3);
+/// Less than the supervisor allows a stage that was asked to give back.
+const CLEANUP_LIMIT: Duration = Duration::from_secs(3);

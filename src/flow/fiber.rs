@@ -13,7 +13,6 @@ pub use facts::FactsCache;
 use super::{
     batcher::{Sender, Writer},
     complete::Checks,
-    held::{Cancel, Held, Key},
     pace::Pace,
     solo::{Company, Room, Solitude},
     watch::{Watch, Watched, WatchedBlock},
@@ -21,20 +20,20 @@ use super::{
 };
 use crate::{
     backoff,
+    error_text::describe,
     handler::Registry,
+    held::{Cancel, Held, Key},
     liveness::lease::Lease,
     metrics::{Call, Metrics},
-    periodic::describe,
     spans::Span,
     store::{
-        LONGEST_BACKOFF, Store,
+        Store,
         blocks::{self, Block},
         flush::{Close, Outcomes},
         pages::ChunkCache,
     },
 };
 use futures::FutureExt;
-use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use work::{Given, Work};
 
@@ -165,7 +164,7 @@ impl Bench {
         };
         let cancel = self.held.cancel_of(block.reference.token);
         let Some(facts) = self.facts_of(&block, &cancel).await else {
-            // Told to give up; or the batch does not exist any more.
+            // Asked to give up; or the batch does not exist any more.
             let end = interrupted(&cancel, &self.now).now_or_never().unwrap_or(End::GiveBack);
             return self.leave(&block, end).await;
         };
@@ -206,7 +205,7 @@ impl Bench {
         }
     }
 
-    /// Repeats a read until it succeeds. `None`: told to give up first.
+    /// Repeats a read until it succeeds. `None`: asked to give up first.
     pub(super) async fn patiently<T, E, F>(
         &self,
         cancel: &Cancel,
@@ -226,7 +225,7 @@ impl Bench {
                     if tries == 1 {
                         tracing::warn!(what, error = describe(&error), "could not be read; trying again");
                     }
-                    let wait = backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries);
+                    let wait = backoff::of_database(tries);
                     tokio::select! {
                         () = tokio::time::sleep(wait) => {}
                         _ = interrupted(cancel, &self.now) => return None,

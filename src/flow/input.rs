@@ -3,18 +3,13 @@
 //! The server stores this text without parsing it. So this is the only check: what jsonb cannot hold or give back is refused
 //! here, with its place in the source, and what passes is read by every later `::jsonb`.
 
-use std::io::Read;
-
 mod array;
 mod csv;
 mod error;
 mod format;
-mod json;
 mod ndjson;
-mod number;
 mod row;
 mod source;
-mod special;
 mod survey;
 
 #[cfg(test)]
@@ -22,10 +17,11 @@ mod tests;
 
 pub use error::{Field, InputError, Position, SourceLine};
 pub use format::{CsvOptions, Format};
-pub use json::{Fault, LARGEST, MAX_DEPTH, OneLine, Refusal, check, one_line};
 pub use survey::{Survey, survey};
 
+use crate::json::check::LARGEST;
 use source::Source;
+use std::io::Read;
 
 /// What a row may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

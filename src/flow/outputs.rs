@@ -10,10 +10,10 @@ mod manifest;
 pub use manifest::{FileEntry, Manifest, folder, home};
 
 use crate::{
+    error_text::describe,
     failpoint,
     json::Json,
     objects::{self, Key, ObjectError, file_name_problem},
-    periodic::describe,
     store::{
         batches::{Closed, Look},
         outputs::{FileSpan, FilesError, Snapshot, is_overtaken},

@@ -1,8 +1,8 @@
-//! Tasks and rows of one queue share its fibers. Whoever has the better priority goes first; a side that has nothing is
+//! Tasks and rows of one queue share its fibers. The side with the better priority goes first; a side that has nothing is
 //! not waited for.
 //!
 //! A side that defers and gets nothing says so and wakes the other. The other then claims, or has nothing either; in both
-//! cases it wakes the first. So nobody sleeps over work, and two empty sides fall silent after a claim or two.
+//! cases it wakes the first. So no side sleeps over work, and two empty sides fall silent after a claim or two.
 
 use std::sync::{
     Arc,
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 struct Side {
     wake: Notify,
-    /// Its last claim, behind nobody, found nothing.
+    /// Its last claim, not behind the other's work, found nothing.
     empty: AtomicBool,
     /// Its last claim found nothing that was not behind the other's.
     yielded: AtomicBool,

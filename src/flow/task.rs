@@ -2,13 +2,13 @@
 
 use super::{
     fiber::{Bench, End, interrupted},
-    held::Cancel,
     solo::{Company, Solitude},
     watch::{Guard, Watched},
     writer::Update,
 };
 use crate::{
     handler::{self, TaskCall, TaskDone, TaskOutcome, storable::text as storable},
+    held::Cancel,
     json::Json,
     metrics::Call,
     spans::{Moment, Span},
@@ -188,7 +188,7 @@ impl Bench {
         match outcome {
             Ok(outcome) => self.has_outcome(task, outcome).await,
             Err(End::GiveBack) => self.end_task(task, TaskEnd::GiveBack).await,
-            // Whoever aborted it, or took it, has written its state; ours would be refused.
+            // The transaction that aborted it, or the worker that took it, has written its state; ours would be refused.
             Err(End::Aborted | End::Fenced | End::Whole) => self.held.forget(task.reference),
         }
     }
@@ -243,7 +243,7 @@ impl Bench {
         finish.uncles.iter().for_each(|uncle| self.checks.ask(*uncle));
         match finish.finished.remove(&task.reference.id) {
             Some(finished) => {
-                self.metrics.count_tasks(&finished.state, 1);
+                self.metrics.count_tasks(finished.state, 1);
                 if let Some(scope) = finished.scope {
                     self.checks.ask(scope);
                 }

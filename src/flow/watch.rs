@@ -4,7 +4,7 @@
 //! task given up. A fiber and the look from outside agree by one exchange each: on what is given up, and on who gives back the tasks
 //! that wait behind another one.
 
-use super::held::Key;
+use crate::held::Key;
 use crate::store::{
     blocks::{BlockRef, Parts},
     tasks::Task,

@@ -11,25 +11,25 @@ use super::{
     batcher::{Weight, Writer},
     complete::Checks,
     fiber::Brake,
-    held::Held,
 };
 use crate::{
+    error_text::describe,
     failpoint::is_mutant,
+    health::{Health, WRITES},
+    held::Held,
     json::Json,
     metrics::Metrics,
-    periodic::describe,
     store::{
         blocks::{BlockRef, Parts},
         flush::{BlockWrite, Close, Outcomes},
         tasks::{TaskEnd, TaskWrite},
     },
-    supervisor::{Health, WRITES},
 };
 use aside::Aside;
 use deadpool_postgres::Pool;
 use flusher::{Answer, Flusher};
 use std::{collections::HashMap, sync::Arc};
-use tasks::{TaskFlusher, TasksAside};
+use tasks::TasksAside;
 use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
@@ -109,7 +109,6 @@ pub struct OutcomeWriter {
     flusher: Flusher,
     after: Acknowledge,
     aside: Aside,
-    tasks: TaskFlusher,
     tasks_aside: TasksAside,
 }
 
@@ -132,12 +131,11 @@ impl OutcomeWriter {
         let WriterParts { pool, general, held, checks, health, gate, metrics } = parts;
         let trouble = Trouble { health, gate };
         let after = Acknowledge { held, checks, metrics: metrics.clone() };
-        let flusher = Flusher { pool: pool.clone(), trouble: trouble.clone(), metrics: metrics.clone() };
-        let aside_pool = general.clone();
-        let aside = Aside::new(Flusher { pool: general, ..flusher.clone() }, after.clone());
-        let tasks = TaskFlusher { pool, trouble, metrics };
-        let tasks_aside = TasksAside::new(TaskFlusher { pool: aside_pool, ..tasks.clone() }, after.clone());
-        Self { flusher, after, aside, tasks, tasks_aside }
+        let flusher = Flusher { pool, trouble, metrics };
+        let beside = Flusher { pool: general, ..flusher.clone() };
+        let aside = Aside::new(beside.clone(), after.clone());
+        let tasks_aside = TasksAside::new(beside, after.clone());
+        Self { flusher, after, aside, tasks_aside }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rows in any format: whatever comes, each is refused with its place or is one line of JSON that the next reader takes.
 
-use crate::flow::input::{CsvOptions, Format, InputError, Limits, Reader, check, one_line};
+use crate::flow::input::{CsvOptions, Format, InputError, Limits, Reader};
+use crate::json::check::{check, one_line};
 use serde_json::value::RawValue;
 use std::{
     collections::BTreeMap,

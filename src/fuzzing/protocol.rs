@@ -2,7 +2,7 @@
 
 use crate::handler::{
     Outcome, TaskOutcome,
-    protocol::{has_outcome, names_request, quote, read_row, read_rows, read_task, settle},
+    protocol::{assign, has_outcome, names_request, quote, read_row, read_rows, read_task},
 };
 use serde_json::value::RawValue;
 
@@ -12,12 +12,12 @@ pub fn protocol(bytes: &[u8]) {
     let asked: Vec<i32> = (1..=i32::from(*count)).collect();
     if let Ok(read) = read_rows(reply) {
         let (answered, unreadable) = (read.rows.len(), read.unreadable);
-        let (settled, leftovers) = settle(asked.iter().copied(), read);
-        assert!(settled.iter().map(|(line, _)| line).eq(&asked), "every row has one outcome, in order");
+        let (assigned, leftovers) = assign(asked.iter().copied(), read);
+        assert!(assigned.iter().map(|(line, _)| line).eq(&asked), "every row has one outcome, in order");
         assert_eq!(leftovers.unreadable, unreadable);
         assert!(leftovers.duplicate + leftovers.unknown <= answered, "{leftovers:?} of {answered}");
         assert!(leftovers.missing <= asked.len());
-        settled.into_iter().for_each(|(_, outcome)| can_be_stored(outcome));
+        assigned.into_iter().for_each(|(_, outcome)| can_be_stored(outcome));
     }
     if let Ok((_, outcome)) = read_row(reply) {
         can_be_stored(outcome);

@@ -146,7 +146,7 @@ pub fn run_block<'a>(handler: &'a dyn Handler, call: BlockCall<'a>, rows: &'a [I
     let work = AssertUnwindSafe(async move { handler.block(call, rows, reports).await }).catch_unwind().map(
         |ended| {
             ended.map_err(|panic| {
-                format!("the handler panicked: {}", crate::supervisor::panic_message(panic.as_ref()))
+                format!("the handler panicked: {}", crate::error_text::panic_message(panic.as_ref()))
             })
         },
     );
@@ -173,9 +173,10 @@ impl Running<'_> {
         }
     }
 
-    /// Why the handler ended before its time.
-    pub fn reason(&self) -> Option<String> {
-        self.reason.clone()
+    /// What becomes of a row that the handler has ended without reporting.
+    pub fn unreported(&self) -> Outcome {
+        let reason = self.reason.as_deref().unwrap_or("the handler said nothing about this row");
+        Outcome::Retry { error: reason.into(), after: None }
     }
 }
 

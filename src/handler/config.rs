@@ -6,7 +6,7 @@ use super::{
     http::RateLimit,
     sql::QualifiedName,
 };
-use crate::{config::Problems, objects::file_name_problem, queue, secret::Secret};
+use crate::{objects::file_name_problem, problems::Problems, queue, secret::Secret};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -184,7 +184,7 @@ impl Kind {
         }
     }
 
-    /// A key of another kind would be left unread, and somebody meant something by it.
+    /// A key of another kind would be ignored, and it was written for a reason.
     pub(crate) fn refuse_foreign(self, handler: &str, field: &str, problems: &mut Problems) {
         if COMMON.contains(&field) || self.keys().contains(&field) {
             return;

@@ -19,7 +19,7 @@ use super::{
     BlockCall, BuildError, Config, Handler, Intake, Outcome, OutcomeSink, RowCall, TaskCall, TaskOutcome,
     protocol, tap::Tap,
 };
-use crate::{config::Problems, store::pages::InputRow};
+use crate::{problems::Problems, store::pages::InputRow};
 use blame::Blame;
 use futures::{FutureExt, future::BoxFuture};
 use lease::{Lease, Loss};

@@ -21,7 +21,7 @@ use super::{
     tap::Tap,
 };
 use crate::{
-    periodic::describe,
+    error_text::describe,
     renewed::{Renewed, Stamp},
     secret::Secret,
     store::pages::InputRow,
@@ -141,7 +141,7 @@ impl Http {
                 self.exchange(body, &protocol::request_key(call, piece), call.timeout, call.traceparent).await
             };
             match (answer, halves) {
-                (Answer::Reply(bytes), _) => self.settle(call, piece, &bytes, sink),
+                (Answer::Reply(bytes), _) => self.report_reply(call, piece, &bytes, sink),
                 (Answer::TooLarge(_), Some((one, other))) => pieces.extend([other, one]),
                 (Answer::TooLarge(error) | Answer::Refused(error), _) => {
                     sink.rows(piece, &Outcome::Failed(error));
@@ -157,10 +157,10 @@ impl Http {
         }
     }
 
-    fn settle(&self, call: &BlockCall<'_>, rows: &[InputRow<'_>], reply: &[u8], sink: &OutcomeSink) {
+    fn report_reply(&self, call: &BlockCall<'_>, rows: &[InputRow<'_>], reply: &[u8], sink: &OutcomeSink) {
         match protocol::read_rows(reply) {
             Ok(reply) => {
-                let (settled, left) = protocol::settle(rows.iter().map(|row| row.line), reply);
+                let (assigned, left) = protocol::assign(rows.iter().map(|row| row.line), reply);
                 if !left.is_none() {
                     let Leftovers { duplicate, unknown, unreadable, missing } = left;
                     tracing::warn!(
@@ -173,7 +173,7 @@ impl Http {
                         "the reply does not answer what was asked"
                     );
                 }
-                settled.into_iter().for_each(|(line, outcome)| sink.row(line, outcome));
+                assigned.into_iter().for_each(|(line, outcome)| sink.row(line, outcome));
             }
             Err(error) => {
                 tracing::warn!(handler = self.name, batch = call.block.batch, "the reply cannot be read");
@@ -235,7 +235,7 @@ fn client(name: &str, config: &Config, concurrency: usize) -> Result<reqwest::Cl
     let mut builder = reqwest::Client::builder()
         .user_agent(concat!("musterd/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
-        // Through a proxy nobody could say which addresses are reached.
+        // Through a proxy it could not be known which addresses are reached.
         .no_proxy()
         .connect_timeout(config.connect_timeout.unwrap_or(CONNECT_TIMEOUT))
         .pool_max_idle_per_host(concurrency)
@@ -275,7 +275,7 @@ fn headers(name: &str, config: &Config) -> Result<HeaderMap, BuildError> {
 }
 
 /// What is wrong with the keys of this kind.
-pub(super) fn check(name: &str, config: &Config, problems: &mut crate::config::Problems) {
+pub(super) fn check(name: &str, config: &Config, problems: &mut crate::problems::Problems) {
     let key = |field: &str| format!("handlers.{name}.{field}");
     match config.url.as_deref().map(url::Url::parse) {
         None => {

@@ -1,15 +1,15 @@
 //! `muster/1`: what `http` and `exec` handlers are sent and what they answer. One module for both.
 //!
 //! The contract is docs/protocol.md with its JSON Schemas. Inputs, payloads and results are passed through as the text
-//! they are, never read and written anew. Whatever is wrong with a reply concerns the rows it is wrong about, and no others.
+//! they are, never parsed and printed again. What is wrong with a reply concerns the rows it is wrong about, and no others.
 
+mod assign;
 mod reply;
 mod request;
-mod settle;
 
+pub use assign::{Leftovers, assign};
 pub use reply::{BadReply, RowsReply, has_outcome, names_request, read_row, read_rows, read_task};
 pub use request::{RowLines, request_key, rows_request, task_request};
-pub use settle::{Leftovers, settle};
 
 /// The protocol's name and version, in every request.
 pub const VERSION: &str = "muster/1";

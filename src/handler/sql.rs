@@ -8,7 +8,7 @@ mod session;
 mod together;
 
 pub use name::{NameError, QualifiedName};
-pub use session::settle;
+pub use session::finish_cancels;
 
 use super::{
     BlockCall, Config, Handler, Intake, Outcome, OutcomeSink, RowCall, Spawn, TaskCall, TaskDone, TaskOutcome,
@@ -20,13 +20,14 @@ use crate::{
         connect::{ConnectError, Ending, Watched, WatchedObject, WatchedPool},
         fault::{self, Fault},
         pages::InputRow,
+        procedures::{self, Condition, End},
         tasks::{self, Finish, OwnTasks, Task, TaskRef},
     },
 };
 use blame::{Blame, Limits};
 use bystander::{Bystander, Loss};
 use futures::{FutureExt, future::BoxFuture};
-use session::{Condition, End, Session};
+use session::Session;
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 use together::Together;
 use tokio_postgres::{Error, error::SqlState, types::ToSql};
@@ -94,10 +95,8 @@ impl Sql {
     pub(super) fn new(config: &Config, database: Arc<Database>) -> Self {
         let name = |text: &Option<String>| text.as_deref().and_then(|text| QualifiedName::parse(text).ok());
         Self {
-            call: name(&config.procedure)
-                .map(|name| format!("CALL {name}({}, $1)", tasks::OWN_ID))
-                .unwrap_or_default(),
-            select: name(&config.function).map(|name| blocks::statement(&name)).unwrap_or_default(),
+            call: name(&config.procedure).map(|name| procedures::call(&name)).unwrap_or_default(),
+            select: name(&config.function).map(|name| procedures::outcomes_of(&name)).unwrap_or_default(),
             block_size: config.block_size.or(NonZeroUsize::new(BLOCK_SIZE)).unwrap_or(NonZeroUsize::MIN),
             rehearsal: false,
             role: name(&config.role).map(|name| name.to_string()),
@@ -165,7 +164,7 @@ impl Sql {
         // Tasks together have the same.
         let timeout = calls.first().map_or(Duration::MAX, |call| call.timeout);
         let begin = self.begin(timeout);
-        let between = format!("{}; {}", session::BETWEEN_CALLS, self.settings(timeout));
+        let between = format!("{}; {}", procedures::BETWEEN_CALLS, self.settings(timeout));
         // The COMMIT leaves with the rest: until here a death of this process leaves nothing.
         crate::failpoint!("sql.before_commit", client);
         let (begun, called) = tokio::join!(biased; client.batch_execute(&begin), async {
@@ -191,7 +190,7 @@ impl Sql {
                 together::in_order(calls.iter().enumerate().map(one)),
                 client.batch_execute(tasks::AS_OURSELVES),
                 own.finish(client, &tasks),
-                session::end(client, End::Commit),
+                procedures::end(client, End::Commit),
             );
             called?;
             ourselves?;
@@ -223,7 +222,7 @@ impl Sql {
             let spawn = Spawn { command: made.command, payload: Some(made.payload), ..Spawn::default() };
             if made.child { done.spawn.push(spawn) } else { done.after.push(spawn) }
         }
-        let condition = session::end(client, End::Rollback).await?;
+        let condition = procedures::end(client, End::Rollback).await?;
         Ok((TaskOutcome::Done(done), condition))
     }
 
@@ -234,19 +233,11 @@ impl Sql {
 
     fn settings(&self, timeout: Duration) -> String {
         let limit = self.statement_timeout.unwrap_or(timeout).min(timeout);
-        // Warnings must reach us: one of them announces that another session crashed the server.
-        let mut sql = format!(
-            "SET LOCAL client_min_messages = warning; SET LOCAL statement_timeout = {}",
-            store::connect::milliseconds(limit).max(1)
-        );
-        if let Some(path) = &self.search_path {
-            let quoted: Vec<String> = path.split(',').map(|schema| name::quote(schema.trim())).collect();
-            sql.push_str(&format!("; SET LOCAL search_path = {}", quoted.join(", ")));
-        }
-        if let Some(role) = &self.role {
-            sql.push_str(&format!("; SET LOCAL ROLE {role}"));
-        }
-        sql
+        let quoted = |path: &String| {
+            path.split(',').map(|schema| name::quote(schema.trim())).collect::<Vec<_>>().join(", ")
+        };
+        let search_path = self.search_path.as_ref().map(quoted);
+        procedures::settings(limit, search_path.as_deref(), self.role.as_deref())
     }
 
     /// The server's trouble is not the task's failure; everything else is. A connection that was lost is charged to the task
@@ -355,7 +346,7 @@ fn code_of(error: &Error) -> Option<String> {
 
 /// An exception of the procedure as it was raised.
 fn in_its_words(error: &Error) -> String {
-    let Some(db) = error.as_db_error() else { return crate::periodic::describe(error) };
+    let Some(db) = error.as_db_error() else { return crate::error_text::describe(error) };
     let mut text = format!("{} (SQLSTATE {})", db.message(), db.code().code());
     let more = [("detail", db.detail()), ("hint", db.hint()), ("context", db.where_())];
     for (what, words) in more.into_iter().filter_map(|(what, words)| Some((what, words?))) {

@@ -3,8 +3,7 @@
 use super::{Done, Failed, Outcome};
 use crate::{
     error_group::ErrorGroup,
-    flow::input,
-    json::Json,
+    json::{Json, check},
     objects::file_name_problem,
     store::{flush::Failure, tasks::TaskEnd},
 };
@@ -95,7 +94,7 @@ impl Outcome {
 
 /// JSON that PostgreSQL can hold, on one line.
 fn one_line(json: Json) -> Result<Json, String> {
-    let line = input::one_line(json.text()).map_err(|refusal| refusal.fault.to_string())?;
+    let line = check::one_line(json.text()).map_err(|refusal| refusal.fault.to_string())?;
     match line.text {
         Cow::Borrowed(text) if text.len() == json.len() => Ok(json),
         text => Ok(Json::from_text(text.into_owned())),

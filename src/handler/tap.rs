@@ -23,7 +23,7 @@ impl Tap {
         self.0.is_some()
     }
 
-    /// The text is made only if somebody listens.
+    /// The text is made only when there is a listener.
     pub(super) fn saw(&self, exchange: impl FnOnce() -> (String, String)) {
         if let Some(sender) = &self.0 {
             let (request, reply) = exchange();

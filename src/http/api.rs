@@ -244,7 +244,7 @@ pub(super) fn router(api: Option<Api>) -> Router {
 }
 
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
-    let reason = crate::supervisor::panic_message(panic.as_ref());
+    let reason = crate::error_text::panic_message(panic.as_ref());
     tracing::error!(reason, "a request panicked");
     Problem::new(
         StatusCode::INTERNAL_SERVER_ERROR,

@@ -1,8 +1,8 @@
 //! The connections of the port, each in a task of its own, and none of them for ever.
 //!
 //! A connection waits for the head of a request, or is busy with one. The busy ones are few: the API counts what it does
-//! at a time. Waiting costs a client nothing, so whoever waits has [`PATIENCE`], and when too many do, the one that has
-//! waited longest goes. Nobody is turned away: a probe asks as soon as it is connected, and is answered however many
+//! at a time. Waiting costs a client nothing, so a client that waits has [`PATIENCE`], and when too many do, the one that has
+//! waited longest goes. No client is turned away: a probe asks as soon as it is connected, and is answered however many
 //! others only hold a connection open. A client that is answered and does not read is cut off ([`Paced`]).
 
 use super::{
@@ -52,14 +52,14 @@ const READ_AHEAD: usize = 64 << 10;
 
 /// Answers until `stop`, and then what has been asked until then.
 pub(super) async fn serve(port: &Port, app: Router, stop: CancellationToken) {
-    let lobby = Arc::<Lobby>::default();
+    let visitors = Arc::<Connections>::default();
     let mut connections = JoinSet::new();
     while let Some((stream, peer)) = stop.run_until_cancelled(port.accept()).await {
         while connections.try_join_next().is_some() {}
         // A client that is gone already is noticed soon enough.
         let _ = watch_over(&stream, port.limits.progress);
         let tls = port.tls.as_ref().map(|tls| tls.get());
-        let visit = Visit { peer: Peer(peer), seat: lobby.enter(), limits: port.limits, tls };
+        let visit = Visit { peer: Peer(peer), seat: visitors.enter(), limits: port.limits, tls };
         connections.spawn(visit.begin(stream, app.clone(), stop.clone()));
     }
     while connections.join_next().await.is_some() {}
@@ -131,15 +131,15 @@ impl Visit {
 
 /// Who waits, by the order in which they began to.
 #[derive(Debug, Default)]
-struct Lobby {
+struct Connections {
     arrivals: AtomicU64,
     waiting: Mutex<BTreeMap<u64, CancellationToken>>,
 }
 
-impl Lobby {
+impl Connections {
     fn enter(self: &Arc<Self>) -> Arc<Seat> {
         let close = CancellationToken::new();
-        let seat = Seat { lobby: Arc::clone(self), number: AtomicU64::default(), close };
+        let seat = Seat { connections: Arc::clone(self), number: AtomicU64::default(), close };
         seat.wait();
         Arc::new(seat)
     }
@@ -153,7 +153,7 @@ impl Lobby {
 /// One connection's place among those who wait.
 #[derive(Debug)]
 struct Seat {
-    lobby: Arc<Lobby>,
+    connections: Arc<Connections>,
     number: AtomicU64,
     /// Ends the connection.
     close: CancellationToken,
@@ -162,9 +162,9 @@ struct Seat {
 impl Seat {
     /// Begins to wait; who has waited longest goes if that is one too many.
     fn wait(&self) {
-        let number = self.lobby.arrivals.fetch_add(1, Ordering::Relaxed);
+        let number = self.connections.arrivals.fetch_add(1, Ordering::Relaxed);
         self.number.store(number, Ordering::Relaxed);
-        let mut waiting = self.lobby.lock();
+        let mut waiting = self.connections.lock();
         waiting.insert(number, self.close.clone());
         if waiting.len() > MOST_WAITING
             && let Some((_, longest)) = waiting.pop_first()
@@ -175,14 +175,14 @@ impl Seat {
 
     /// Waits no more, until what is returned is dropped.
     fn leave(self: &Arc<Self>) -> Busy {
-        self.lobby.lock().remove(&self.number.load(Ordering::Relaxed));
+        self.connections.lock().remove(&self.number.load(Ordering::Relaxed));
         Busy(Arc::clone(self))
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.lobby.lock().remove(&self.number.load(Ordering::Relaxed));
+        self.connections.lock().remove(&self.number.load(Ordering::Relaxed));
     }
 }
 
@@ -196,7 +196,7 @@ impl Drop for Busy {
     }
 }
 
-/// The body of an answer: whoever still gets it does not wait.
+/// The body of an answer: a client that still gets it does not wait.
 #[derive(Debug)]
 struct Answer {
     body: Body,
@@ -234,22 +234,22 @@ mod tests {
     }
 
     #[test]
-    fn one_too_many_closes_who_has_waited_longest_and_nobody_who_is_busy() {
-        let lobby = Arc::<Lobby>::default();
-        let mut seats: Vec<Arc<Seat>> = (0..MOST_WAITING).map(|_| lobby.enter()).collect();
+    fn one_too_many_closes_the_longest_waiting_and_none_that_is_busy() {
+        let visitors = Arc::<Connections>::default();
+        let mut seats: Vec<Arc<Seat>> = (0..MOST_WAITING).map(|_| visitors.enter()).collect();
         let busy = seats[0].leave();
-        seats.push(lobby.enter());
+        seats.push(visitors.enter());
         assert_eq!(is_closed(&seats), [0; 0], "there was room for one");
-        seats.push(lobby.enter());
+        seats.push(visitors.enter());
         assert_eq!(is_closed(&seats), [1]);
         // Answered, it is the last of those who wait.
         drop(busy);
         assert_eq!(is_closed(&seats), [1, 2]);
         // Who goes by itself makes room.
         seats.pop();
-        seats.push(lobby.enter());
+        seats.push(visitors.enter());
         assert_eq!(is_closed(&seats), [1, 2]);
         seats.clear();
-        assert!(lobby.lock().is_empty());
+        assert!(visitors.lock().is_empty());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! It ignores the shutdown and ends after everything it vouches for. Each beat says "alive" in PostgreSQL and in Redis;
 //! beside them it copies what is in hand to Redis. A worker that finds itself declared dead gives up all it holds and
-//! begins anew under another name.
+//! begins again under another name.
 
 mod beats;
 mod tracking;
@@ -12,10 +12,10 @@ use super::{
     Config, RedisConfig, identity::Identity, lease::Lease, presence::Presence, roll::Roll, session::Session,
 };
 use crate::{
-    flow::held::Held,
+    health::Health,
+    held::Held,
     metrics::Metrics,
     store::{connect::Target, workers::Enlisted},
-    supervisor::Health,
 };
 use std::time::Duration;
 use tokio::{
@@ -63,7 +63,7 @@ impl Heartbeat {
         let (report, ended) = oneshot::channel();
         let others = Handle::current();
         let thread = move || {
-            // Nobody waits for the answer only when the whole process is going.
+            // The receiver is gone only when the whole process is going.
             let _ = report.send(self.run_here(stop, &others));
         };
         std::thread::Builder::new()
@@ -100,7 +100,7 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Off the roll. The record of what is still in hand stays for whoever recovers it; an empty one is gone by itself.
+    /// Off the roll. The record of what is still in hand stays for the worker that recovers it; an empty one is gone by itself.
     async fn farewell(&self, roll: &Roll) {
         if let Err(error) = roll.strike(self.identity.id().as_str()).await {
             tracing::debug!(%error, "could not say goodbye to Redis");

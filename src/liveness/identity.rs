@@ -21,7 +21,7 @@ impl Identity {
         self.0.send_replace(id);
     }
 
-    /// Tells of every change.
+    /// Notifies of every change.
     pub fn watch(&self) -> watch::Receiver<WorkerId> {
         self.0.subscribe()
     }

@@ -1,4 +1,4 @@
-//! The right to start work: as long as this worker has renewed in time, nobody else has been given its blocks.
+//! The right to start work: as long as this worker has renewed in time, no other worker has been given its blocks.
 //!
 //! Renewed means written to `workers.seen_at`: Redis is a witness for others, not a proof for ourselves. All times here
 //! are of the monotonic clock and only ever compared with each other.

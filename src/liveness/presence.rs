@@ -1,4 +1,4 @@
-//! Whether Redis is there, as all clients of the process see it together: told once, not once by each.
+//! Whether Redis is there, as all clients of the process see it together: logged once, not once by each.
 
 use crate::metrics::Metrics;
 use std::{
@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A Redis that comes and goes is told of once in this time, not at every turn.
+/// A Redis that comes and goes is logged once in this time, not at every turn.
 const BETWEEN_WARNINGS: Duration = Duration::from_secs(300);
 
 /// One for the process, whose parts each have a client of their own.
@@ -18,7 +18,7 @@ pub struct Presence {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Clients that reach nobody.
+    /// Clients without a connection.
     lost: usize,
     warned: Option<Instant>,
 }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redis_is_up_when_nobody_misses_it_and_a_client_that_ends_misses_nothing() {
+    fn redis_is_up_when_no_client_misses_it_and_a_client_that_ends_misses_nothing() {
         let metrics = Metrics::default();
         let presence = Presence::new(&metrics);
         let (one, other) = (presence.witness(), presence.witness());

@@ -35,14 +35,14 @@ impl RedisError {
     /// What a person can do about it.
     pub fn advice(&self) -> &'static str {
         match self {
-            Self::Url { .. } => "mend redis.url",
+            Self::Url { .. } => "fix redis.url",
             Self::Unreachable { .. } | Self::Silent { .. } => {
-                "start Redis or correct redis.url; or leave redis.url out to do without"
+                "start Redis or fix redis.url; or leave redis.url out to do without"
             }
             Self::NoPassword { .. } => {
                 "add the password: redis://:password@host, or redis://user:password@host"
             }
-            Self::Denied { .. } => "mend the user and password in redis.url (or its url_file)",
+            Self::Denied { .. } => "fix the user and password in redis.url (or its url_file)",
             Self::Refused { .. } => "check the rights (ACL) of this Redis user and the server's log",
         }
     }
@@ -207,7 +207,7 @@ pub struct StatusCache {
 const STATUS_LIFE_SECONDS: i64 = 24 * 60 * 60;
 
 impl StatusCache {
-    /// Writes through a client that somebody else keeps connected.
+    /// Writes through a client that another part keeps connected.
     pub fn new(client: Client, prefix: &str) -> Self {
         Self { client, prefix: prefix.to_owned(), begun: Arc::default() }
     }
@@ -215,7 +215,7 @@ impl StatusCache {
     /// Writes `PREFIX_{batch:ID}_STATUS`; what goes wrong is said in the log and forgotten.
     pub async fn put(&self, progress: &Progress) {
         use fred::interfaces::KeysInterface;
-        // A batch may end before a worker that has just started has reached Redis. Later nobody waits for it.
+        // A batch may end before a worker that has just started has reached Redis. Later nothing waits for it.
         self.begun
             .get_or_init(|| async {
                 let _ = tokio::time::timeout(CALL_LIMIT, self.client.wait_for_connect()).await;
@@ -280,7 +280,7 @@ pub async fn cached_status(config: &RedisConfig, batch: i64) -> Result<Option<Ca
 /// Any client of Redis may have written it.
 fn believe(text: &str, batch: i64, left: i64) -> Option<Cached> {
     let progress: Progress = serde_json::from_str(text).ok()?;
-    let is_over = ["succeeded", "failed", "aborted"].contains(&progress.state.as_str());
+    let is_over = progress.state.is_final();
     let names = [&progress.command, &progress.queue];
     let ours = progress.id == batch && is_over && names.iter().all(|name| queue::is_valid_name(name));
     let age = STATUS_LIFE_SECONDS.checked_sub(left).and_then(|age| u64::try_from(age).ok());

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 /// Whether this worker's session stands, for the heartbeat and the judge.
 #[derive(Clone, Debug)]
 pub struct Session {
-    /// Off behind a transaction pooler: a lock taken there would be somebody else's.
+    /// Off behind a transaction pooler: a lock taken there would be another client's.
     wanted: bool,
     state: Arc<Mutex<State>>,
     changes: watch::Sender<u64>,

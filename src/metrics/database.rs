@@ -1,4 +1,4 @@
-//! What only the database knows: read by a few cheap statements when somebody scrapes, and not more often than that.
+//! What only the database knows: read by a few cheap statements at a scrape, and not more often than that.
 
 use super::Names;
 use prometheus_client::{
@@ -26,7 +26,7 @@ pub struct Depth {
     pub rows: i64,
     pub tasks_queued: i64,
     pub tasks_scheduled: i64,
-    /// Since when the oldest of what is due has waited, in seconds; nought when nothing is due.
+    /// Since when the oldest of what is due has waited, in seconds; zero when nothing is due.
     pub oldest_due: f64,
 }
 

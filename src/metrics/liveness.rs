@@ -16,14 +16,14 @@ pub struct LivenessMetrics {
     beat_age: Gauge<f64, AtomicU64>,
     beats: Counter,
     pub beats_failed: Counter,
-    /// Times this worker found itself declared dead and began anew.
-    pub rebirths: Counter,
+    /// Times this worker found itself declared dead and took a new name.
+    pub renamed: Counter,
     /// Workers this one declared dead.
-    pub buried: Counter,
+    pub declared_dead: Counter,
     /// Blocks of dead workers freed here.
     pub recovered_blocks: Counter,
     /// Rows failed because they killed their process once too often.
-    pub killer_rows: Counter,
+    pub failed_after_crashes: Counter,
     /// Blocks and claims of dead workers that only their sets in Redis knew of.
     pub only_in_redis: Counter,
     /// Blocks and claims of dead workers that their sets in Redis did not know of.
@@ -65,13 +65,16 @@ impl LivenessMetrics {
         registry.register("beats", "Heartbeats written to PostgreSQL", self.beats.clone());
         registry.register("beats_failed", "Heartbeats PostgreSQL did not take", self.beats_failed.clone());
         registry.register(
-            "rebirths",
-            "Times this worker was declared dead and began anew",
-            self.rebirths.clone(),
+            "renamed",
+            "Times this worker was declared dead and took a new name",
+            self.renamed.clone(),
         );
-        registry.register("buried", "Workers this one declared dead", self.buried.clone());
         registry.register("recovered_blocks", "Blocks of dead workers freed", self.recovered_blocks.clone());
-        registry.register("killer_rows", "Rows failed for killing their process", self.killer_rows.clone());
+        registry.register(
+            "failed_after_crashes",
+            "Rows and tasks failed because processes died with them",
+            self.failed_after_crashes.clone(),
+        );
         registry.register(
             "only_in_redis",
             "Blocks and claims of dead workers that only Redis knew of",

@@ -54,7 +54,7 @@ struct CallLabel {
     call: &'static str,
 }
 
-/// The names that may be labels: those of the configuration. Whoever submits must not choose how many series there are.
+/// The names that may be labels: those of the configuration. A submitter must not choose how many series there are.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     queues: Arc<BTreeSet<String>>,
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_nobody_configured_makes_no_series_of_its_own() {
+    fn a_name_that_is_not_configured_makes_no_series_of_its_own() {
         let names = Names::new(["default".to_owned()], ["noop".to_owned()]);
         let walk = WalkMetrics::new(names);
         for n in 0..100 {

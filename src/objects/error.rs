@@ -1,4 +1,4 @@
-//! What can go wrong with a store, told apart by what a person would do about it.
+//! What can go wrong with a store, distinguished by what a person would do about it.
 
 use std::fmt;
 use std::io;
@@ -92,7 +92,7 @@ pub enum ObjectError {
 }
 
 impl ObjectError {
-    /// True for what passes by itself. The rest waits for a person: try it again too, since they may mend it at any
+    /// True for what passes by itself. The rest waits for a person: try it again too, since they may fix it at any
     /// time, but say so once and clearly.
     pub fn is_transient(&self) -> bool {
         match self {
@@ -102,7 +102,7 @@ impl ObjectError {
         }
     }
 
-    /// One word for what went wrong, whatever the object: the same repair mends all of the same kind.
+    /// One word for what went wrong, whatever the object: the same repair fixes all of the same kind.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Key { .. } => "key",

@@ -29,7 +29,7 @@ pub struct FileStore {
 
 impl FileStore {
     pub(super) fn open(dir: &Path) -> Result<Self, ObjectError> {
-        // The place must not move with the working directory, and people are told the whole path.
+        // The place must not move with the working directory, and people are shown the whole path.
         let root = std::path::absolute(dir).map_err(|error| ObjectError::config("outputs.dir", error))?;
         let calls = TaskTracker::new();
         // Closed from the start: it goes on taking calls, and waiting for it means waiting until none is left.
@@ -37,7 +37,7 @@ impl FileStore {
         Ok(Self { root, calls })
     }
 
-    pub(super) async fn settle(&self) {
+    pub(super) async fn wait_for_cleanup(&self) {
         self.calls.wait().await;
     }
 
@@ -127,7 +127,7 @@ struct TempFile {
     file: File,
     name: PathBuf,
     published: bool,
-    /// Given back after the removal, so that whoever waits for the store finds nothing left.
+    /// Given back after the removal, so that a caller that waits for the store finds nothing left.
     _under_way: TaskTrackerToken,
 }
 

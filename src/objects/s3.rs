@@ -116,7 +116,7 @@ impl S3Store {
         self.client().location(&self.path(key))
     }
 
-    pub(super) async fn settle(&self) {
+    pub(super) async fn wait_for_cleanup(&self) {
         self.chores.wait().await;
     }
 
@@ -170,7 +170,7 @@ async fn read_part<R: AsyncRead + Unpin>(key: &Key, reader: &mut R) -> Result<By
     Ok(part.freeze())
 }
 
-/// What a browser is told that the object is.
+/// The content type of the object, for browsers.
 fn content_type(key: &Key) -> &'static str {
     match key.as_str().rsplit_once('.').map(|(_, extension)| extension) {
         Some("json") => "application/json",

@@ -1,7 +1,10 @@
 //! Batches: counted, finished, looked at.
 
-use super::moment;
-use crate::{json::Json, lines::Lines};
+use super::{
+    moment,
+    trip::{self, COMMIT},
+};
+use crate::{json::Json, lines::Lines, state::State};
 use deadpool_postgres::Object;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, Error, GenericClient, Row, types::ToSql};
@@ -96,16 +99,7 @@ async fn query_patiently(
         Mode::ReadOnly => "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL statement_timeout = 0",
         Mode::ReadWrite => "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0",
     };
-    let (begun, found, ended) = tokio::join!(
-        biased;
-        client.batch_execute(begin),
-        client.query(statement, params),
-        client.batch_execute("COMMIT"),
-    );
-    begun?;
-    let found = found?;
-    ended?;
-    Ok(found)
+    trip::run(client, begin, client.query(statement, params), client.batch_execute(COMMIT)).await
 }
 
 fn read_look(row: &Row) -> Look {
@@ -307,7 +301,7 @@ pub async fn heal(client: &Object, id: i64) -> Result<i32, Error> {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Progress {
     pub id: i64,
-    pub state: String,
+    pub state: State,
     pub command: String,
     pub queue: String,
     pub priority: i32,
@@ -371,7 +365,7 @@ impl Progress {
     }
 
     pub fn is_over(&self) -> bool {
-        matches!(self.state.as_str(), "succeeded" | "failed" | "aborted")
+        self.state.is_final()
     }
 
     pub fn done(&self) -> i32 {

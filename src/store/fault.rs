@@ -58,7 +58,7 @@ pub fn is_of_connection(error: &Error) -> bool {
 pub fn words(error: &Error) -> String {
     match error.as_db_error() {
         Some(db) => format!("{} (SQLSTATE {})", db.message(), db.code().code()),
-        None => crate::periodic::describe(error),
+        None => crate::error_text::describe(error),
     }
 }
 

@@ -7,7 +7,10 @@ mod outcomes;
 
 pub use outcomes::{Append, Failure, Outcomes};
 
-use super::blocks::BlockRef;
+use super::{
+    blocks::BlockRef,
+    trip::{self, COMMIT, ROLLBACK},
+};
 use crate::{
     failpoint,
     failpoint::{is_mutant, patched},
@@ -88,14 +91,11 @@ pub async fn write_if_held(
 ) -> Result<Vec<bool>, Error> {
     let count = blocks.len();
     let columns = Columns::of(blocks);
-    // Sent in one go and answered in order: a round trip for the transaction, not for each statement. A statement
-    // that fails makes the server refuse those behind it, and the COMMIT a rollback. Each is sent only when it has
-    // something to do.
+    // Each statement is sent only when it has something to do.
     failpoint!("flush.begin", client);
-    let begin = client.batch_execute(patience.begin());
     let end = client.batch_execute(match purpose {
-        Purpose::Write => "COMMIT",
-        Purpose::Rehearse => "ROLLBACK",
+        Purpose::Write => COMMIT,
+        Purpose::Rehearse => ROLLBACK,
     });
     let statement = |sql: &'static str, needed: bool| async move {
         if needed { client.prepare_cached(patched(sql)).await.map(Some) } else { Ok(None) }
@@ -112,25 +112,25 @@ pub async fn write_if_held(
         statement(CLOSE, closes),
         statement(SHRINK, goes_on),
     )?;
-    let (begun, batches_locked, locked, appended, stored, failed, freed, closed, shrunk, ended) = tokio::join!(
-        biased;
-        begin,
-        run(client, lock_batches, vec![&columns.batches]),
-        run(client, lock, vec![&columns.id, &columns.token]),
-        run(client, append, columns.append_params()),
-        run(client, outcomes, columns.outcome_params()),
-        run(client, failures, columns.failure_params()),
-        run(client, free_rest, columns.closing.rest_params()),
-        run(client, close, columns.closing.params()),
-        run(client, shrink, columns.going_on.params()),
-        end,
-    );
-    begun?;
-    for answer in [batches_locked, locked, appended, stored, failed, freed] {
-        answer?;
-    }
-    let (closed, shrunk) = (closed?, shrunk?);
-    ended?;
+    // On the heap: it is as large as all statements together.
+    let work = Box::pin(async {
+        let (batches_locked, locked, appended, stored, failed, freed, closed, shrunk) = tokio::join!(
+            biased;
+            run(client, lock_batches, vec![&columns.batches]),
+            run(client, lock, vec![&columns.id, &columns.token]),
+            run(client, append, columns.append_params()),
+            run(client, outcomes, columns.outcome_params()),
+            run(client, failures, columns.failure_params()),
+            run(client, free_rest, columns.closing.rest_params()),
+            run(client, close, columns.closing.params()),
+            run(client, shrink, columns.going_on.params()),
+        );
+        for answer in [batches_locked, locked, appended, stored, failed, freed] {
+            answer?;
+        }
+        Ok((closed?, shrunk?))
+    });
+    let (closed, shrunk) = trip::run(client, patience.begin(), work, end).await?;
     failpoint!("flush.committed", client);
     Ok(answers(count, closed.iter().chain(&shrunk)))
 }

@@ -13,7 +13,7 @@ use tokio::{sync::watch, time::MissedTickBehavior};
 use tokio_postgres::{AsyncMessage, Client};
 use tokio_util::sync::CancellationToken;
 
-/// What the database told us.
+/// What a notification says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
     /// There may be work in this queue.
@@ -202,7 +202,7 @@ mod tests {
     fn garbage_from_a_stranger_is_passed_over() {
         assert_eq!(understand("musterd_abort", "17"), Some(News::Abort(17)));
         assert_eq!(understand("musterd_abort", "all of them"), None);
-        assert_eq!(understand("somebody_else", "17"), None);
+        assert_eq!(understand("another_channel", "17"), None);
         assert_eq!(understand("musterd_wake", "default"), Some(News::Work("default".into())));
     }
 }

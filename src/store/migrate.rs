@@ -31,7 +31,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(120);
 /// How often [`wait`] looks.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What the sessions of migrations are pinned to. Building an index may take its time; waiting behind somebody's
+/// What the sessions of migrations are pinned to. Building an index may take its time; waiting behind another session's
 /// open transaction may not, because everybody else then waits behind us.
 const SETTINGS: &str = "SET search_path = pg_catalog, pg_temp; \
      SET default_transaction_isolation = 'read committed'; \
@@ -135,7 +135,12 @@ pub async fn check(client: &Client) -> Result<Fit, SchemaState> {
     }
 }
 
-/// Waits until the daemon can work with the schema: somebody else is bringing it up to date. Writes nothing.
+/// What makes a database, for a server that takes it without a connection.
+pub fn create_database(name: &str) -> String {
+    format!("CREATE DATABASE {name}\n")
+}
+
+/// Waits until the daemon can work with the schema: another process is bringing it up to date. Writes nothing.
 pub async fn wait(client: &Client, limit: Duration) -> Result<Fit, SchemaState> {
     let start = tokio::time::Instant::now();
     loop {

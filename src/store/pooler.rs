@@ -16,7 +16,7 @@ const ROUNDS: usize = 5;
 /// The longest wait for one answer: the other connection may hold the pooler's last session.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// What `database.pooler` comes to; told in the log unless the configuration has said it.
+/// What `database.pooler` comes to; logged unless the configuration has said it.
 pub async fn find_out(config: &Config) -> Result<Pooler, OpenError> {
     if config.direct_url.is_some() && lends_sessions(&config.direct_target()?).await? {
         return Err(OpenError::DirectIsPooled);

@@ -68,13 +68,13 @@ pub enum OpenError {
     Connect(#[from] ConnectError),
     #[error(
         "database.direct_url leads to a transaction pooler, too: notifications and the session lock would be \
-         somebody else's; name the server itself, or leave it out"
+         another client's; name the server itself, or leave it out"
     )]
     DirectIsPooled,
 }
 
 impl Store {
-    /// The pools; connects to nobody yet.
+    /// The pools; connects to nothing yet.
     pub fn open(config: &Config) -> Result<Self, OpenError> {
         let target = config.target()?;
         let pool = |size: u32, name: &str, session: Option<SessionSettings>| {
@@ -88,7 +88,7 @@ impl Store {
             writes: pool(1, "musterd write", by_index)?,
             general: pool(general, "musterd", usual)?,
             uploads: pool(UPLOADS, "musterd outputs", usual)?,
-            // Behind a pooler without a way past it there is nothing to pin: a SET would stay with somebody else.
+            // Behind a pooler without a way past it there is nothing to pin: a SET would stay with another client.
             direct: match config.has_session() {
                 true => config.direct_target()?.pinned(),
                 false => config.direct_target()?,
@@ -96,6 +96,3 @@ impl Store {
         })
     }
 }
-
-/// How long a part waits after an error before it asks the database again, at most.
-pub const LONGEST_BACKOFF: Duration = Duration::from_secs(5);

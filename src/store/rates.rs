@@ -16,7 +16,7 @@ pub enum Turn {
 /// No turn is ever reserved further ahead than this.
 pub const FURTHEST: Duration = Duration::from_secs(1);
 
-/// Reserves the next turn if it comes within `most`, and within [`FURTHEST`]. Turns that nobody took are gone: there are no bursts.
+/// Reserves the next turn if it comes within `most`, and within [`FURTHEST`]. Turns that were not taken are gone: there are no bursts.
 ///
 /// A turn that is further ahead was reserved before the server's clock was set back, or by a slower limit: it does not count. A row that
 /// another session has locked is not waited for.

@@ -6,7 +6,7 @@ pub use batch::{Audit, BatchFacts, audit, batch, is_uploading};
 
 use tokio_postgres::{Error, GenericClient, Row};
 
-/// A worker that may hold work and was heard of lately.
+/// A worker that may hold work and has beaten in the last minutes.
 macro_rules! beating {
     () => {
         "musterd.is_alive(w.state) AND w.seen_at > pg_catalog.now() - interval '120 seconds'"
@@ -19,7 +19,6 @@ pub(super) use beating;
 pub struct Lane {
     pub queue: String,
     pub paused: bool,
-    pub mode: String,
     /// Workers alive at all.
     pub workers: i64,
     /// Of those, the ones that serve the queue.
@@ -45,7 +44,6 @@ pub async fn lane(client: &impl GenericClient, queue: &str, command: Option<&str
         beating!(),
         ")
         SELECT EXISTS (SELECT FROM musterd.paused_queues q WHERE q.name = $1) AS paused,
-               COALESCE((SELECT q.mode FROM musterd.queues q WHERE q.name = $1), 'parallel') AS mode,
                (SELECT pg_catalog.count(*) FROM w) AS workers,
                (SELECT pg_catalog.count(*) FROM w WHERE $1 = ANY (w.queues)) AS serving,
                (SELECT pg_catalog.count(*) FROM w
@@ -67,7 +65,6 @@ pub async fn lane(client: &impl GenericClient, queue: &str, command: Option<&str
     Ok(Lane {
         queue: queue.to_owned(),
         paused: row.get("paused"),
-        mode: row.get("mode"),
         workers: row.get("workers"),
         serving: row.get("serving"),
         capable: row.get("capable"),

@@ -16,7 +16,7 @@ pub struct Lockless {
     pub seen_us: i64,
 }
 
-/// Workers whose lock anybody could take now. Nobody, when PostgreSQL itself has only just started.
+/// Workers whose lock could be taken now. None, when PostgreSQL itself has only just started.
 ///
 /// Asked with a shared lock for the length of the statement: judges are not in each other's way, and the list of all
 /// locks, which stops the whole server for a moment, is not read.
@@ -39,7 +39,7 @@ pub async fn lockless(client: &Object, me: &str, settle: Duration) -> Result<Vec
 
 /// Declares a worker dead whose lock is still gone and who has not beaten since it was looked at. Not while its row is locked: that
 /// may be a beat, and the judgement of the others does not wait for it.
-pub async fn bury_if_lockless(client: &Object, suspect: &Lockless) -> Result<bool, Error> {
+pub async fn declare_dead_if_lockless(client: &Object, suspect: &Lockless) -> Result<bool, Error> {
     const SQL: &str = "UPDATE musterd.workers w
            SET state = 'dead', ended_at = pg_catalog.clock_timestamp()
           FROM (SELECT s.id FROM musterd.workers s
@@ -49,8 +49,8 @@ pub async fn bury_if_lockless(client: &Object, suspect: &Lockless) -> Result<boo
                    FOR NO KEY UPDATE SKIP LOCKED) s
          WHERE w.id = s.id";
     let statement = client.prepare_cached(SQL).await?;
-    let buried = client.execute(&statement, &[&suspect.id, &suspect.lock_key, &suspect.seen_us]).await?;
-    Ok(buried == 1)
+    let declared = client.execute(&statement, &[&suspect.id, &suspect.lock_key, &suspect.seen_us]).await?;
+    Ok(declared == 1)
 }
 
 /// Workers that have not beaten for longer than `ttl`. None, when PostgreSQL itself has only just started: it kept the living
@@ -78,7 +78,7 @@ pub async fn silent(
 
 /// Declares a worker dead that is still silent, while the judge's own beat is not older than `own`. Not while its row is locked: that may
 /// be a beat, and the judgement of the others does not wait for it.
-pub async fn bury_if_silent(
+pub async fn declare_dead_if_silent(
     client: &Object,
     me: &str,
     id: &str,
@@ -149,7 +149,7 @@ pub async fn has_orphans(client: &Object) -> Result<bool, Error> {
     Ok(client.query_one(&statement, &[]).await?.get(0))
 }
 
-/// Blocks whose owner does not live: dead, stopped, or nobody the list knows. A claim of theirs may have been under way
+/// Blocks whose owner does not live: dead, stopped, or unknown to the list. A claim of theirs may have been under way
 /// when they were declared dead.
 pub async fn orphans(client: &Object) -> Result<Vec<(i64, Uuid)>, Error> {
     const SQL: &str = "SELECT b.id, b.token FROM musterd.blocks b
@@ -161,7 +161,7 @@ pub async fn orphans(client: &Object) -> Result<Vec<(i64, Uuid)>, Error> {
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-/// Frees those of `orphans` that nobody else has freed, or is freeing, meanwhile.
+/// Frees those of `orphans` that no other worker has freed, or is freeing, meanwhile.
 pub async fn free_if_held(
     client: &mut Object,
     orphans: &[(i64, Uuid)],
@@ -293,8 +293,8 @@ pub async fn give_back_if_owned(client: &Object, worker: &str, blocks: &[BlockRe
             RETURNING b.queue),
         -- All its lines are done; only its close was lost.
         gone AS (DELETE FROM musterd.blocks b USING lost l WHERE b.id = l.id AND l.is_empty RETURNING b.queue),
-        told AS (SELECT pg_catalog.pg_notify('musterd_wake', f.queue) FROM (SELECT DISTINCT queue FROM freed) f)
-        SELECT (SELECT pg_catalog.count(*) FROM freed) + (SELECT pg_catalog.count(*) FROM gone), (SELECT pg_catalog.count(*) FROM told)";
+        woken AS (SELECT pg_catalog.pg_notify('musterd_wake', f.queue) FROM (SELECT DISTINCT queue FROM freed) f)
+        SELECT (SELECT pg_catalog.count(*) FROM freed) + (SELECT pg_catalog.count(*) FROM gone), (SELECT pg_catalog.count(*) FROM woken)";
     let (ids, tokens): (Vec<i64>, Vec<Uuid>) = blocks.iter().map(|block| (block.id, block.token)).unzip();
     let statement = client.prepare_cached(SQL).await?;
     let freed: i64 = client.query_one(&statement, &[&worker, &ids, &tokens]).await?.get(0);

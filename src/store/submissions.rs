@@ -1,6 +1,9 @@
 //! Batches coming in: an id, the chunks of rows by COPY, then task and batch, in one transaction.
 
-use crate::flow::submit::{Appended, MaxFailed, OnBudget, Order, SubmitError, Submitted, Whole};
+mod order;
+
+pub use order::{Appended, Canary, MaxFailed, OnBudget, Order, Submitted, Whole};
+
 use crate::traceparent::Traceparent;
 use bytes::Bytes;
 use futures::{SinkExt, pin_mut};
@@ -18,6 +21,12 @@ pub enum SubmissionError {
     Conflict { key: String, id: i64 },
     #[error("{message}{hint}")]
     Refused { message: String, hint: String },
+}
+
+/// Why what was to be submitted was not read to its end.
+pub trait ReadFailure: From<SubmissionError> {
+    /// Whether the writing ended first, so that its own error is the reason.
+    fn is_cut_off(&self) -> bool;
 }
 
 fn failed(operation: &'static str) -> impl Fn(Error) -> SubmissionError {
@@ -71,13 +80,13 @@ pub async fn reserve(client: &Client) -> Result<i64, SubmissionError> {
 
 /// Copies the chunks in and opens the batch: all or nothing. `messages` are what COPY is sent; `read` ends when the last of
 /// them was made, with what they hold or the reason why there is nothing to submit after all.
-pub async fn copy_in(
+pub async fn copy_in<E: ReadFailure>(
     client: &mut Client,
     id: i64,
     order: &Order,
     messages: mpsc::Receiver<Bytes>,
-    read: impl Future<Output = Result<Whole, SubmitError>>,
-) -> Result<Submitted, SubmitError> {
+    read: impl Future<Output = Result<Whole, E>>,
+) -> Result<Submitted, E> {
     const CHUNKS: &str =
         "COPY musterd.chunks (batch_id, first_line, last_line, inputs) FROM STDIN (FORMAT binary)";
     let transaction = client
@@ -100,13 +109,13 @@ pub async fn copy_in(
 
 /// Copies the chunks in beside the batch and then adds them to it: all or nothing. The batch is locked for the second
 /// step only, so that a slow file does not stop its claims.
-pub async fn copy_onto(
+pub async fn copy_onto<E: ReadFailure>(
     client: &mut Client,
     id: i64,
     idempotency_key: Option<&str>,
     messages: mpsc::Receiver<Bytes>,
-    read: impl Future<Output = Result<Whole, SubmitError>>,
-) -> Result<Appended, SubmitError> {
+    read: impl Future<Output = Result<Whole, E>>,
+) -> Result<Appended, E> {
     // Stored as it is: compressed here, it would keep the compression of a temporary table.
     const STAGE: &str =
         "CREATE TEMPORARY TABLE musterd_append (first_line int, last_line int, inputs text) ON COMMIT DROP;
@@ -135,13 +144,14 @@ pub async fn copy_onto(
 
 /// What was read, or why there is nothing to submit. A bad row explains why the writing broke off; a writing that broke
 /// off by itself explains why the rest was not read.
-pub(super) fn better_reason<T>(
-    read: Result<Whole, SubmitError>,
+pub(super) fn better_reason<T, E: ReadFailure>(
+    read: Result<Whole, E>,
     written: Result<T, SubmissionError>,
-) -> Result<(Whole, T), SubmitError> {
+) -> Result<(Whole, T), E> {
     match (read, written) {
         (Ok(read), Ok(written)) => Ok((read, written)),
-        (Ok(_) | Err(SubmitError::ReaderDied), Err(error)) => Err(error.into()),
+        (Ok(_), Err(error)) => Err(error.into()),
+        (Err(cut_off), Err(error)) if cut_off.is_cut_off() => Err(error.into()),
         (Err(error), _) => Err(error),
     }
 }

@@ -1,15 +1,13 @@
 //! The list of workers: which there are, what their configurations declare, and which of them still beat.
 
-use super::moment;
-use crate::{
-    config::Config,
-    handler::{self, Registry},
-    queue,
-    worker_id::WorkerId,
+use super::{
+    moment,
+    trip::{self, COMMIT},
 };
+use crate::{queue, state::WorkerState, worker_id::WorkerId};
 use deadpool_postgres::Object;
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use tokio_postgres::{
     Client, Error,
     types::{ToSql, Type},
@@ -34,11 +32,11 @@ pub struct Declared {
 }
 
 #[derive(Clone, Debug)]
-struct DeclaredCommand {
-    name: String,
-    queue: String,
-    kind: &'static str,
-    procedure: Option<String>,
+pub struct DeclaredCommand {
+    pub name: String,
+    pub queue: String,
+    pub kind: &'static str,
+    pub procedure: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -50,13 +48,7 @@ struct DeclaredQueue {
 }
 
 impl Declared {
-    pub fn of(config: &Config, handlers: &Registry) -> Self {
-        let command = |(name, entry): (&str, &handler::Entry)| DeclaredCommand {
-            name: name.to_owned(),
-            queue: entry.config.queue.clone(),
-            kind: entry.config.kind.as_str(),
-            procedure: entry.config.procedure.clone(),
-        };
+    pub fn new(commands: Vec<DeclaredCommand>, queues: &BTreeMap<String, queue::Config>) -> Self {
         let queue = |(name, queue): (&String, &queue::Config)| DeclaredQueue {
             name: name.clone(),
             mode: match queue.mode {
@@ -66,10 +58,7 @@ impl Declared {
             fibers: queue.fibers.get() as i32,
             block_size: queue.block_size.get() as i32,
         };
-        Self {
-            commands: handlers.iter().map(command).collect(),
-            queues: config.queues.iter().map(queue).collect(),
-        }
+        Self { commands, queues: queues.iter().map(queue).collect() }
     }
 
     async fn declare(&self, client: &Client) -> Result<(), Error> {
@@ -114,14 +103,8 @@ impl Declared {
 /// What the list says of a worker beside its name.
 #[derive(Clone, Debug)]
 pub struct Enlisted {
-    queues: Vec<String>,
-    commands: Vec<String>,
-}
-
-impl Enlisted {
-    pub fn of(config: &Config, handlers: &Registry) -> Self {
-        Self { queues: config.queues.keys().cloned().collect(), commands: handlers.commands() }
-    }
+    pub queues: Vec<String>,
+    pub commands: Vec<String>,
 }
 
 /// Writes a worker into the list. Before its first claim: an owner that is not in the list counts as dead.
@@ -146,13 +129,6 @@ pub async fn enlist(client: &Client, worker: &WorkerId, enlisted: &Enlisted) -> 
         .map(|_| ())
 }
 
-/// What a worker says of itself with a beat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mood {
-    Alive,
-    Draining,
-}
-
 /// What became of a beat.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Beat {
@@ -167,7 +143,7 @@ pub enum Beat {
 pub async fn beat_if_living(
     client: &Client,
     worker: &WorkerId,
-    mood: Mood,
+    state: WorkerState,
     trouble: Option<&str>,
 ) -> Result<Beat, Error> {
     const SQL: &str = "UPDATE musterd.workers w
@@ -175,23 +151,11 @@ pub async fn beat_if_living(
           FROM (SELECT o.id, o.seen_at FROM musterd.workers o WHERE o.id = $1) o
          WHERE w.id = o.id AND musterd.is_alive(w.state)
         RETURNING EXTRACT(EPOCH FROM w.seen_at - o.seen_at)::float8";
-    let state = match mood {
-        Mood::Alive => "alive",
-        Mood::Draining => "draining",
-    };
-    let said =
-        [(&worker.as_str() as &(dyn ToSql + Sync), Type::TEXT), (&state, Type::TEXT), (&trouble, Type::TEXT)];
-    // Said, not assumed: a role may have another isolation by default. Typed: a pooler loses named statements. A statement that fails
-    // makes the COMMIT a rollback.
-    let (begun, beaten, ended) = tokio::join!(
-        biased;
-        client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"),
-        client.query_typed(SQL, &said),
-        client.batch_execute("COMMIT"),
-    );
-    begun?;
-    let rows = beaten?;
-    ended?;
+    let (id, state) = (worker.as_str(), state.as_str());
+    let said = [(&id as &(dyn ToSql + Sync), Type::TEXT), (&state, Type::TEXT), (&trouble, Type::TEXT)];
+    // Said, not assumed: a role may have another isolation by default. Typed: a pooler loses named statements.
+    const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+    let rows = trip::run(client, BEGIN, client.query_typed(SQL, &said), client.batch_execute(COMMIT)).await?;
     Ok(rows.first().map_or(Beat::Refused, |row| Beat::Taken { gap: row.get(0) }))
 }
 
@@ -226,7 +190,7 @@ pub async fn deregister(client: &Client, worker: &WorkerId) -> Result<i64, Error
 #[derive(Clone, Debug, Serialize)]
 pub struct Listed {
     pub id: String,
-    pub state: String,
+    pub state: WorkerState,
     pub host: String,
     pub pid: i32,
     pub version: String,

@@ -1,9 +1,12 @@
 //! The parts while they run, and their end: stage after stage, in the direction of the data.
 
-use super::{
-    Census, Ended, GIVE_BACK_LIMIT, Health, OnDeath, Owned, Part, PartDied, PartResult, PartState, Stage,
+use super::{Census, Ended, GIVE_BACK_LIMIT, OnDeath, Owned, Part, PartDied, PartResult, Stage};
+use crate::{
+    error_text::{describe, panic_message},
+    failpoint::is_mutant,
+    health::Health,
+    signal::Stop,
 };
-use crate::{failpoint::is_mutant, signal::Stop};
 use futures::FutureExt;
 use std::{
     any::Any,
@@ -38,7 +41,6 @@ impl Running {
         let mut stages: Vec<_> =
             Stage::ALL.into_iter().map(|stage| (stage, CancellationToken::new(), JoinSet::new())).collect();
         for part in parts {
-            health.add(&part.name, part.stage);
             let keeper =
                 Keeper { draining: Arc::clone(&draining), report: report.clone(), health: health.clone() };
             if let Some((_, token, set)) = stages.iter_mut().find(|(stage, ..)| *stage == part.stage) {
@@ -66,7 +68,7 @@ impl Running {
         census: &Census,
     ) -> Ended {
         self.draining.store(true, Ordering::SeqCst);
-        // Also when a part's death is what began it: whoever takes in work stops at this word.
+        // Also when a part's death is what began it: what takes in work stops at this word.
         stop.drain.cancel();
         let began = Instant::now();
         let at_the_start = census.count();
@@ -145,11 +147,9 @@ impl Keeper {
         let mut deaths = 0;
         loop {
             let began = Instant::now();
-            self.health.part_is(&part.name, PartState::Running, None);
             let ended = self.run(&mut part, deaths, &stop).await;
             if stop.is_cancelled() || self.draining.load(Ordering::SeqCst) {
                 let reason = reason_of(ended);
-                self.health.part_is(&part.name, PartState::Ended, reason.as_deref());
                 if let Some(reason) = reason {
                     tracing::warn!(part = %part.name, reason, "ended with an error while stopping");
                 }
@@ -157,22 +157,19 @@ impl Keeper {
             }
             let reason = reason_of(ended).unwrap_or_else(|| "it returned without being asked to".into());
             if part.on_death == OnDeath::Stop {
-                self.health.part_is(&part.name, PartState::Dead, Some(&reason));
-                // Nobody listens any more only when the daemon is already going down.
+                // No receiver is left only when the daemon is already going down.
                 let _ = self.report.send(PartDied { part: part.name.into_owned(), reason });
                 return;
             }
             // A part that lived for a while starts with a clean record.
             deaths = if began.elapsed() > LIVED { 1 } else { deaths + 1 };
             let wait = crate::backoff::delay(Duration::from_millis(100), Duration::from_secs(5), deaths);
-            self.health.part_is(&part.name, PartState::Waiting, Some(&reason));
             tracing::error!(part = %part.name, reason, ?wait, "a part died; starting it again");
             if deaths >= MANY_DEATHS {
                 let said = format!("died {deaths} times in a row: {reason}");
                 self.health.unready(format!("part {}", part.name), said);
             }
             if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
-                self.health.part_is(&part.name, PartState::Ended, None);
                 return;
             }
         }
@@ -188,7 +185,7 @@ impl Keeper {
         stop: &CancellationToken,
     ) -> Result<PartResult, Box<dyn Any + Send>> {
         let name = format!("part {}", part.name);
-        let mut run = pin!(AssertUnwindSafe((part.start)(stop.clone())).catch_unwind());
+        let mut run = pin!(AssertUnwindSafe((part.start.0)(stop.clone())).catch_unwind());
         tokio::select! {
             biased;
             ended = &mut run => ended,
@@ -203,7 +200,7 @@ impl Keeper {
 fn reason_of(ended: Result<PartResult, Box<dyn Any + Send>>) -> Option<String> {
     match ended {
         Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(crate::periodic::describe(error.as_ref())),
-        Err(panic) => Some(format!("panicked: {}", super::panic_message(panic.as_ref()))),
+        Ok(Err(error)) => Some(describe(error.as_ref())),
+        Err(panic) => Some(format!("panicked: {}", panic_message(panic.as_ref()))),
     }
 }

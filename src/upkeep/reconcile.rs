@@ -2,7 +2,8 @@
 
 use crate::{
     failpoint::is_mutant,
-    flow::{complete::Checks, held::Held},
+    flow::complete::Checks,
+    held::Held,
     liveness::identity::Identity,
     metrics::Metrics,
     periodic::{Periodic, Tally},
@@ -12,7 +13,7 @@ use deadpool_postgres::{Object, PoolError};
 use std::collections::HashSet;
 use uuid::Uuid;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Reconcile {
     pub store: Store,
     pub identity: Identity,

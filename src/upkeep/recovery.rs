@@ -1,17 +1,18 @@
 //! Finds workers that died, declares them dead, and frees what they held: by SQL only, never by call.
 //!
 //! Two ways to judge. The slow one: nothing in `seen_at` for a TTL, and no heartbeat in Redis either. The fast one: the
-//! session lock is gone for three seconds of looks, and no beat has come since. Both leave everybody in peace while
+//! session lock is gone for three seconds of looks, and no beat has come since. Both judge no worker while
 //! PostgreSQL, or the judge itself, has only just come back.
 
 mod suspects;
 
 use crate::{
+    error_text::describe,
     failpoint::is_mutant,
     flow::complete::Checks,
     liveness::{self, identity::Identity, lease::Lease, roll::Roll, session::Session},
     metrics::Metrics,
-    periodic::{Periodic, Tally, describe},
+    periodic::{Periodic, Tally},
     store::{
         Store, batches,
         recovery::{self, Freed, Ran},
@@ -38,7 +39,7 @@ const LATE_BEAT: Duration = Duration::from_secs(5);
 /// Workers that ended this long ago are taken off the list.
 const REMEMBERED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Recovery {
     pub store: Store,
     pub config: liveness::Config,
@@ -52,7 +53,7 @@ pub struct Recovery {
 }
 
 /// When was what done last; and who is under suspicion.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Pace {
     judged: Option<Instant>,
     locks_seen: Option<Instant>,
@@ -89,7 +90,7 @@ impl Periodic for Recovery {
             false => Freed::default(),
         };
         if slow || !declared_dead.is_empty() {
-            // Somebody may have died between the last commit of a scope and its completion.
+            // A worker may have died between the last commit of a scope and its completion.
             for scope in batches::unfinished(&client).await? {
                 self.checks.ask(scope);
             }
@@ -123,8 +124,8 @@ impl Recovery {
         let lockless = recovery::lockless(client, me.as_str(), settle).await?;
         let mut declared_dead = Vec::new();
         for suspect in self.pace.suspects.look(lockless, self.roll.as_ref()).await {
-            if recovery::bury_if_lockless(client, &suspect).await? {
-                self.mourn(&suspect.id, "its session lock is gone");
+            if recovery::declare_dead_if_lockless(client, &suspect).await? {
+                self.report_dead(&suspect.id, "its session lock is gone");
                 declared_dead.push(suspect.id);
             }
         }
@@ -145,9 +146,12 @@ impl Recovery {
         let mut declared_dead = Vec::new();
         for id in recovery::silent(client, me.as_str(), ttl, settle.min(ttl), own).await? {
             if self.beats_in_redis(&id).await {
-                tracing::debug!(worker = id, "silent in PostgreSQL, alive in Redis; left in peace");
-            } else if recovery::bury_if_silent(client, me.as_str(), &id, ttl, own).await? {
-                self.mourn(&id, "it has been silent for longer than the TTL");
+                tracing::debug!(
+                    worker = id,
+                    "a worker is silent in PostgreSQL and alive in Redis; it is not declared dead"
+                );
+            } else if recovery::declare_dead_if_silent(client, me.as_str(), &id, ttl, own).await? {
+                self.report_dead(&id, "it has been silent for longer than the TTL");
                 declared_dead.push(id);
             }
         }
@@ -162,12 +166,12 @@ impl Recovery {
         }
     }
 
-    fn mourn(&self, id: &str, why: &str) {
-        self.metrics.liveness.buried.inc();
-        tracing::warn!(worker = id, why, "declared dead");
+    fn report_dead(&self, id: &str, why: &str) {
+        self.metrics.liveness.declared_dead.inc();
+        tracing::warn!(worker = id, why, "worker declared dead");
     }
 
-    /// What workers that died were running, as they told Redis. The database says what they held, and that alone is freed; this says
+    /// What workers that died were running, as they said in Redis. The database says what they held, and that alone is freed; this says
     /// what comes first of it, since a process dies of what it runs.
     async fn what_ran(&self, client: &Object, dead: &[String]) -> Result<Ran, RecoveryError> {
         let mut ran = Ran::default();
@@ -209,7 +213,7 @@ impl Recovery {
         sum.failed += tasks.failed;
         if sum != Freed::default() {
             self.metrics.liveness.recovered_blocks.inc_by(sum.blocks);
-            self.metrics.liveness.killer_rows.inc_by(sum.failed);
+            self.metrics.liveness.failed_after_crashes.inc_by(sum.failed);
             tracing::warn!(
                 blocks = sum.blocks,
                 rows = sum.lines,

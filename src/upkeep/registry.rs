@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// A tick ends after this long; the next one goes on where it was.
 const AT_MOST: Duration = Duration::from_secs(5);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Tidy {
     pub store: Store,
     pub roll: Roll,

@@ -4,15 +4,16 @@
 //! Each of these looks is made whatever becomes of the others, and each batch is healed by itself.
 
 use crate::{
+    error_text::describe,
     failpoint::is_mutant,
     flow::complete::Checks,
     metrics::Metrics,
-    periodic::{Periodic, Tally, describe},
+    periodic::{Periodic, Tally},
     store::{Store, batches, tasks, workers},
 };
 use deadpool_postgres::{Object, PoolError};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Sweep {
     pub store: Store,
     pub checks: Checks,

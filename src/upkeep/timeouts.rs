@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// A fiber that is not blocked has given back the tasks that wait for it long before.
 const STRANDED_AFTER: Duration = Duration::from_secs(2);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Timeouts {
     pub watch: Watch,
     pub metrics: Metrics,

@@ -3,8 +3,9 @@
 mod over;
 
 use super::{
-    Limits, Reason, UNEXPLAINED, ago, lane_reasons, long_transaction, no_worker, owner_silent, troubled,
+    Code, Limits, Reason, UNEXPLAINED, ago, lane_reasons, long_transaction, no_worker, owner_silent, troubled,
 };
+use crate::state::State;
 use crate::store::reasons::{self, BatchFacts, Horizon, Lane};
 use over::Over;
 use std::time::Duration;
@@ -43,11 +44,11 @@ struct Seen {
 }
 
 fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, seen: &Seen) -> Vec<Reason> {
-    match facts.state.as_str() {
-        "succeeded" => return vec![Reason::new("ended", format!("batch {id} has succeeded"))],
-        "failed" | "aborted" => {
+    match facts.state {
+        State::Succeeded => return vec![Reason::new(Code::Ended, format!("batch {id} has succeeded"))],
+        State::Failed | State::Aborted => {
             let why = facts.error.as_deref().map(|error| format!(": {error}")).unwrap_or_default();
-            return vec![Reason::new("ended", format!("batch {id} has {}{why}", facts.state))];
+            return vec![Reason::new(Code::Ended, format!("batch {id} has {}{why}", facts.state))];
         }
         _ => {}
     }
@@ -55,7 +56,7 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, seen: &Seen) -> Vec<R
     if facts.aborting {
         let sentence =
             format!("batch {id} is being aborted; {} blocks are still in hand", facts.blocks_owned);
-        reasons.push(Reason::new("aborting", sentence));
+        reasons.push(Reason::new(Code::Aborting, sentence));
     } else if !facts.open {
         reasons.push(held(id, facts));
     }
@@ -65,7 +66,7 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, seen: &Seen) -> Vec<R
         reasons.extend(lane_reasons(lane, Some(&facts.command), Some(id), facts.parent));
         if reasons.is_empty() && facts.ahead > 0 && facts.blocks_owned == 0 {
             let sentence = format!("{} batches of queue {} have a better priority", facts.ahead, facts.queue);
-            reasons.push(Reason::new("behind", sentence));
+            reasons.push(Reason::new(Code::Behind, sentence));
         }
     }
     reasons.extend(canary(id, facts));
@@ -81,11 +82,11 @@ fn explain_batch(id: i64, facts: &BatchFacts, lane: &Lane, seen: &Seen) -> Vec<R
     reasons.extend(seen.horizon.as_ref().map(long_transaction));
     let all_troubled = lane.troubled.len() as i64 >= lane.serving;
     let stuck = |reason: &Reason| match reason.code {
-        "failing" | "long_transaction" | "retrying" | "alone" | "canary" => false,
-        "handler_unavailable" => facts.recent == 0,
-        "flushes_failing" => all_troubled,
+        Code::Failing | Code::LongTransaction | Code::Retrying | Code::Alone | Code::Canary => false,
+        Code::HandlerUnavailable => facts.recent == 0,
+        Code::FlushesFailing => all_troubled,
         // The other blocks, and what waits, go on without that worker.
-        "owner_silent" => facts.blocks_owned == facts.blocks_silent && !has_waiting(facts),
+        Code::OwnerSilent => facts.blocks_owned == facts.blocks_silent && !has_waiting(facts),
         _ => true,
     };
     if !reasons.iter().any(stuck) {
@@ -107,7 +108,7 @@ fn failing(id: i64, facts: &BatchFacts) -> Option<Reason> {
     let last = facts.error.as_deref().map(|error| format!("; one of them: {error}")).unwrap_or_default();
     let failed = rows(facts.failed, "row has", "rows have");
     let sentence = format!("{failed} failed, {} are allowed{}{last}", facts.allowed, forgiven(facts));
-    Some(Reason::new("failing", sentence).advise(format!("musterd batch rows {id} --failed")))
+    Some(Reason::new(Code::Failing, sentence).advise(format!("musterd batch rows {id} --failed")))
 }
 
 /// A canary that runs; one that has ended is why the batch is held.
@@ -116,14 +117,14 @@ fn canary(id: i64, facts: &BatchFacts) -> Option<Reason> {
     let left = (i64::from(size) - facts.done).max(0);
     let sentence =
         format!("batch {id} runs its canary of {size} rows first, of which {left} are left; the others wait");
-    Some(Reason::new("canary", sentence))
+    Some(Reason::new(Code::Canary, sentence))
 }
 
 fn alone(facts: &BatchFacts) -> Option<Reason> {
     let alone = rows(facts.solo, "row must run alone", "rows must run alone");
     let sentence =
         format!("{alone}, for processes have died with it; a worker with nothing else in hand takes it");
-    (facts.solo > 0).then(|| Reason::new("alone", sentence))
+    (facts.solo > 0).then(|| Reason::new(Code::Alone, sentence))
 }
 
 /// What an operator has forgiven beyond what is allowed.
@@ -144,15 +145,15 @@ fn backoff(facts: &BatchFacts) -> Option<Reason> {
         (Some(attempt), Some(due)) if is_all => {
             let wait = rows(many, "row waits for its", "rows wait for their");
             let sentence = format!("{wait} next try (attempt {attempt}), the first at {due}{error}");
-            Some(Reason::new("backoff", sentence))
+            Some(Reason::new(Code::Backoff, sentence))
         }
         (Some(attempt), _) => {
             let failed = rows(many, "row failed and is", "rows failed and are");
-            Some(Reason::new("retrying", format!("{failed} tried again (attempt {attempt}){error}")))
+            Some(Reason::new(Code::Retrying, format!("{failed} tried again (attempt {attempt}){error}")))
         }
         // Their handler could not be asked, or the budget.
         (None, Some(due)) if is_all && facts.postponed == 0 => Some(Reason::new(
-            "postponed",
+            Code::Postponed,
             format!("rows were given back without a try; they are due again at {due}"),
         )),
         _ => None,
@@ -169,7 +170,7 @@ fn unavailable(facts: &BatchFacts) -> Option<Reason> {
         facts.command
     );
     let advice = format!("fix the handler, and try it: musterd handler test {}", facts.command);
-    Some(Reason::new("handler_unavailable", sentence).advise(advice))
+    Some(Reason::new(Code::HandlerUnavailable, sentence).advise(advice))
 }
 
 /// One row, or several.
@@ -182,7 +183,7 @@ fn held(id: i64, facts: &BatchFacts) -> Reason {
         let failed = rows(facts.failed, "row", "rows");
         let sentence =
             format!("batch {id} is held: its canary of {size} rows has ended, {failed} of it failed");
-        return Reason::new("canary_held", sentence)
+        return Reason::new(Code::CanaryHeld, sentence)
             .advise(format!("musterd batch show {id} has the report; then: musterd batch release {id}"));
     }
     if facts.on_budget.as_deref() == Some("hold") && facts.failed > facts.may_fail() {
@@ -192,10 +193,10 @@ fn held(id: i64, facts: &BatchFacts) -> Reason {
             facts.allowed,
             forgiven(facts)
         );
-        return Reason::new("budget", sentence)
+        return Reason::new(Code::Budget, sentence)
             .advise(format!("fix the cause, then: musterd batch release {id}"));
     }
-    Reason::new("held", format!("batch {id} is held")).advise(format!("musterd batch release {id}"))
+    Reason::new(Code::Held, format!("batch {id} is held")).advise(format!("musterd batch release {id}"))
 }
 
 /// A batch whose rows could be claimed and are not is unusual after this many seconds.
@@ -205,8 +206,8 @@ const PATIENCE: f64 = 60.0;
 fn moving(id: i64, facts: &BatchFacts, busy: i64, beside: bool) -> Reason {
     let left = i64::from(facts.rows) - facts.done;
     let (code, opening) = match beside {
-        true => ("moving", "the rest goes on"),
-        false => ("nothing_wrong", "nothing is wrong"),
+        true => (Code::Moving, "the rest goes on"),
+        false => (Code::NothingWrong, "nothing is wrong"),
     };
     let is_running = facts.blocks_owned > facts.blocks_silent;
     let what = if facts.recent > 0 {
@@ -230,7 +231,7 @@ fn moving(id: i64, facts: &BatchFacts, busy: i64, beside: bool) -> Reason {
             "rows of batch {id} could be claimed for {}, and no worker has claimed any; no known reason applies",
             ago(facts.quiet)
         );
-        return Reason::new("unexplained", sentence).advise(UNEXPLAINED);
+        return Reason::new(Code::Unexplained, sentence).advise(UNEXPLAINED);
     };
     Reason::new(code, format!("{opening}: {what}, {left} rows are left"))
 }

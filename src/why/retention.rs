@@ -1,6 +1,6 @@
 //! Why what has ended is still there, or grows.
 
-use super::Reason;
+use super::{Code, Reason};
 use crate::store::retention::{self, Planned, Standing};
 use std::time::Duration;
 use tokio_postgres::{Error, GenericClient};
@@ -14,7 +14,7 @@ const USUAL: (Duration, Duration) = (Duration::from_secs(30 * 86_400), Duration:
 pub async fn retention(client: &impl GenericClient) -> Result<Vec<Reason>, Error> {
     let Some(standing) = retention::standing(client).await? else {
         let sentence = "no worker has declared [retention] yet, and nothing is pruned before one has";
-        return Ok(vec![Reason::new("retention_undeclared", sentence).advise("start one: musterd run")]);
+        return Ok(vec![Reason::new(Code::RetentionUndeclared, sentence).advise("start one: musterd run")]);
     };
     let mut reasons = Vec::new();
     let due = summed(&retention::plan(client, None).await?);
@@ -27,7 +27,7 @@ pub async fn retention(client: &impl GenericClient) -> Result<Vec<Reason>, Error
     if let Some(trouble) = &standing.trouble {
         let sentence = format!("the latest pass left data behind: {trouble}");
         reasons.push(
-            Reason::new("retention_troubled", sentence).advise("fix the cause; the next pass tries again"),
+            Reason::new(Code::RetentionTroubled, sentence).advise("fix the cause; the next pass tries again"),
         );
     }
     if due.items > 0 && standing.passed.is_none_or(|seconds| seconds > LATE) {
@@ -36,7 +36,7 @@ pub async fn retention(client: &impl GenericClient) -> Result<Vec<Reason>, Error
             None => format!("{due} could go, and no worker has done a pass yet"),
         };
         reasons.push(
-            Reason::new("retention_behind", sentence)
+            Reason::new(Code::RetentionBehind, sentence)
                 .advise("musterd worker list; to do it now: musterd prune"),
         );
     }
@@ -45,7 +45,7 @@ pub async fn retention(client: &impl GenericClient) -> Result<Vec<Reason>, Error
             0 => "nothing is wrong: nothing is old enough to go".to_owned(),
             _ => format!("nothing is wrong: {due} goes in the passes to come"),
         };
-        reasons.push(Reason::new("nothing_wrong", sentence));
+        reasons.push(Reason::new(Code::NothingWrong, sentence));
     }
     Ok(reasons)
 }
@@ -54,7 +54,7 @@ fn off(standing: &Standing, could: &Due) -> Reason {
     let key = if standing.data_is_off { "retention.data" } else { "retention.records" };
     let sentence =
         format!("{could} could go after the usual 30 days and a year; retention is off ({key} = \"never\")");
-    Reason::new("retention_off", sentence)
+    Reason::new(Code::RetentionOff, sentence)
         .advise(format!("set {key}; what would go then: musterd prune --dry-run"))
 }
 

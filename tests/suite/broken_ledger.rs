@@ -1,5 +1,6 @@
 //! S24 and L10: a batch whose lines do not add up, by a hand in the database, stays open, is named, and heals if it can.
 
+use musterd::state::State;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -132,7 +133,7 @@ async fn a_line_that_was_doubled_keeps_the_batch_open() {
     .await;
     let healthy = submit(&client, "work", 5, "").await;
     assert_eq!(end_of(&client, healthy).await.0, "succeeded");
-    assert_eq!(progress(&client, batch).await.state, "running");
+    assert_eq!(progress(&client, batch).await.state, State::Running);
     assert_eq!(worker.metric("musterd_lines_reopened_total").await, 0.0, "nothing is missing");
     // The second records are deleted by hand, and then it ends.
     let undo = format!(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use musterd::handler::Outcome;
+use musterd::state::State;
 
 use crate::suite::support::database::TestDb;
 use crate::suite::support::gate::Gate;
@@ -21,7 +22,7 @@ fn failing(fails: fn(i32) -> bool) -> Arc<Script> {
 async fn is_held(client: &tokio_postgres::Client, batch: i64) -> i32 {
     eventually(PATIENCE, "the batch is held and nothing of it runs", async || {
         let now = progress(client, batch).await;
-        (now.state == "held" && now.running == 0).then_some(now.failed)
+        (now.state == State::Held && now.running == 0).then_some(now.failed)
     })
     .await
 }
@@ -214,7 +215,7 @@ async fn ended_in(client: &tokio_postgres::Client, batch: i64, generation: i32) 
     eventually(PATIENCE, "the generation ends", async || {
         let now = progress(client, batch).await;
         (now.generation == generation && now.is_over()).then_some((
-            now.state,
+            now.state.to_string(),
             now.succeeded,
             now.failed,
             now.aborted,

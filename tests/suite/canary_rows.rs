@@ -24,7 +24,7 @@ async fn canary(client: &Client, rows: i32, options: &str) -> i64 {
 
 async fn is_held(client: &Client, batch: i64) {
     eventually(PATIENCE, "the canary has ended and the batch is held", async || {
-        (progress(client, batch).await.state == "held").then_some(())
+        (progress(client, batch).await.state == musterd::state::State::Held).then_some(())
     })
     .await;
 }

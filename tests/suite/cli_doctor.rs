@@ -120,7 +120,7 @@ async fn a_stopped_redis_is_told_from_a_wrong_and_from_a_missing_password() {
     let right = finding(&with_redis(&db, &format!("redis://:right-canary@{address}")), "Redis").await;
     assert_eq!(right.0, "pass", "{right:?}");
     let wrong = with_redis(&db, &format!("redis://:wrong-canary@{address}"));
-    fails(&wrong, "Redis", "refused the user or password", "mend the user and password").await;
+    fails(&wrong, "Redis", "refused the user or password", "fix the user and password").await;
     let none = with_redis(&db, &format!("redis://{address}"));
     fails(&none, "Redis", "asks for a password", "add the password").await;
 
@@ -203,7 +203,7 @@ async fn a_store_that_cannot_be_written_is_told_with_the_reason() {
     let in_the_way = run::new_dir("doctor").join("file");
     std::fs::write(&in_the_way, "").unwrap();
     let file = TestConfig::new(&db, &format!("[outputs]\ndir = \"{}/outputs\"", in_the_way.display()));
-    fails(&file, "outputs", "Not a directory", "mend [outputs]").await;
+    fails(&file, "outputs", "Not a directory", "fix [outputs]").await;
 
     let bucket = services::s3().new_bucket();
     let s3 = |bucket: &str, secret: &str| TestConfig::new(&db, &s3_outputs(bucket, secret));

@@ -259,7 +259,7 @@ async fn what_postgresql_says_is_described_without_the_rows_it_quotes() {
         .await
         .unwrap_err();
     assert!(format!("{error:?}").contains("canary"), "the driver knows: {error:?}");
-    let described = musterd::periodic::describe(&error);
+    let described = musterd::error_text::describe(&error);
     assert!(described.contains("duplicate key value") && !described.contains("canary"), "{described}");
 }
 

@@ -70,7 +70,7 @@ async fn most_sessions(db: &TestDb, database: &str, replicas: usize) -> (i64, i6
     .await;
     for batch in batches {
         let end = ended(&client, batch).await;
-        assert_eq!(end.state, "succeeded", "{end:?}");
+        assert_eq!(end.state.as_str(), "succeeded", "{end:?}");
     }
     for daemon in &daemons {
         daemon.signal(Signal::TERM);

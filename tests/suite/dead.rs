@@ -200,8 +200,8 @@ async fn a_locked_worker_is_declared_dead_later() {
             schedule.run("user", "COMMIT").await;
         }
         let declared = [
-            recovery::bury_if_silent(&client, "judge", "silent", ttl, own).await.unwrap(),
-            recovery::bury_if_lockless(&client, &suspect).await.unwrap(),
+            recovery::declare_dead_if_silent(&client, "judge", "silent", ttl, own).await.unwrap(),
+            recovery::declare_dead_if_lockless(&client, &suspect).await.unwrap(),
         ];
         assert_eq!(declared, [!is_locked; 2]);
         assert_eq!(ledger.dead().await, dead);
@@ -301,7 +301,7 @@ async fn nobody_is_taken_for_dead_when_all_sessions_are_cut() {
     assert_eq!(ledger.end_of(batch, SOON * 2).await, End::succeeded(800));
     assert_eq!(ledger.dead().await, 0);
     for daemon in &daemons {
-        assert_eq!(metric(daemon, "musterd_liveness_buried_total ").await, 0.0);
+        assert_eq!(metric(daemon, "musterd_workers_declared_dead_total ").await, 0.0);
     }
     assert_eq!(ledger.deadlocks().await, 0);
     let config = TestConfig::new(&db, "");

@@ -44,7 +44,10 @@ async fn after_sigterm_under_load_nothing_is_owned_and_nothing_is_lost() {
     ledger.worker_is(&worker, "stopped", SOON).await;
     let drained = "SELECT count(*) FROM public.beats WHERE state = 'draining'";
     assert!(ledger.number(drained).await >= 1, "the beats said that it was going");
-    assert_eq!(stages(&daemon), ["Claim", "Work", "Write", "Finish", "Upkeep", "Heartbeat", "Http"]);
+    assert_eq!(
+        stages(&daemon),
+        ["Upkeep", "Claims", "Writes", "Completion", "Timeouts", "Heartbeat", "Http"]
+    );
     let last = summary(&daemon);
     assert_eq!((&last["clean"], &last["owned"]), (&true.into(), &0.into()), "{last}");
 

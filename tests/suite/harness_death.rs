@@ -4,7 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use musterd::embedded::{EmbeddedPostgres, Options, Tether};
+use musterd::embedded::{EmbeddedPostgres, Options};
+use musterd::tether::Tether;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;

@@ -202,7 +202,7 @@ async fn the_channel_fills_while_outcomes_cannot_be_written_and_empties_afterwar
         (metric(&daemon, "musterd_batcher_channel_fullness ").await > 0.5).then_some(())
     })
     .await;
-    // Who waits to write, or for a fiber that does, is not stuck: no restart would mend it.
+    // Who waits to write, or for a fiber that does, is not stuck: no restart would fix it.
     let began = Instant::now();
     eventually(SOON, "it is still alive", async || {
         let alive = daemon.get("/livez").await.unwrap().0 == 200;

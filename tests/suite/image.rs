@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use musterd::embedded::Tether;
+use musterd::tether::Tether;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::suite::support::config::TestConfig;

@@ -148,7 +148,7 @@ async fn a_cancelled_write_leaves_what_was_there_and_nothing_else() {
                 () = reached.notified() => bench.has_unfinished(),
             }
         }
-        store.settle().await;
+        store.wait_for_cleanup().await;
         bench.holds_only(&["out.txt"]);
         assert_eq!(store.read(&key).await.unwrap(), &b"before"[..]);
     }
@@ -162,7 +162,7 @@ async fn a_write_whose_source_fails_leaves_what_was_there_and_nothing_else() {
         for length in [MIB, 20 * MIB] {
             let result = store.put_stream(&key, Source::new(length, Then::Fail)).await;
             assert!(matches!(result, Err(ObjectError::Source { .. })), "{result:?}");
-            store.settle().await;
+            store.wait_for_cleanup().await;
             bench.holds_only(&["out.txt"]);
         }
         assert_eq!(store.read(&key).await.unwrap(), &b"before"[..]);
@@ -182,7 +182,7 @@ async fn a_write_cancelled_while_its_upload_begins_leaves_nothing() {
     }
     assert_ne!(server.unfinished(), [""; 0]);
     holder.let_go();
-    store.settle().await;
+    store.wait_for_cleanup().await;
     assert_eq!(server.unfinished(), [""; 0]);
 }
 

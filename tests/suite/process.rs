@@ -101,7 +101,7 @@ async fn either_signal_stops_the_parts_in_the_direction_of_the_data() {
         };
         let events = events(&daemon.log());
         let stages: Vec<String> = events.iter().filter_map(stopped).collect();
-        let order = ["Claim", "Work", "Write", "Finish", "Upkeep", "Heartbeat", "Http", "all"];
+        let order = ["Upkeep", "Claims", "Writes", "Completion", "Timeouts", "Heartbeat", "Http", "all"];
         let places: Vec<usize> =
             stages.iter().map(|stage| order.iter().position(|known| known == stage).expect(stage)).collect();
         assert!(places.is_sorted() && places.len() >= 6 && places.contains(&7), "{stages:?}");

@@ -146,7 +146,7 @@ async fn a_worker_that_is_silent_in_postgresql_and_beats_in_redis_is_left_in_pea
     let silent = "INSERT INTO musterd.workers (id, host, pid, version, seen_at)
          VALUES ('silent-1-1', 'h', 1, 'v', now() - interval '1 hour')";
     ledger.client.execute(silent, &[]).await.unwrap();
-    judge.wait_for_log(SOON, |line| line.contains("alive in Redis; left in peace")).await;
+    judge.wait_for_log(SOON, |line| line.contains("alive in Redis; it is not declared dead")).await;
     assert_eq!(ledger.dead().await, 0);
     client.del::<i64, _>(beat).await.unwrap();
     ledger.worker_is("silent-1-1", "dead", SOON).await;

@@ -1,5 +1,6 @@
 //! Completions that meet: the last row's commit, an append, an abort, and each other. One ends the batch, none too soon.
 
+use musterd::state::State;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -79,7 +80,7 @@ async fn a_lock_held_over_a_stale_count_is_outlasted_by_the_one_with_the_news() 
         });
         let state = progress(&observer, batch).await.state;
         if resolved {
-            assert_eq!((answer.unwrap(), state.as_str()), (Completion::Completed, "succeeded"));
+            assert_eq!((answer.unwrap(), state), (Completion::Completed, State::Succeeded));
         } else {
             // Without another try it stays open, and only the sweep can find it.
             let error = answer.unwrap_err();
@@ -87,7 +88,7 @@ async fn a_lock_held_over_a_stale_count_is_outlasted_by_the_one_with_the_news() 
                 matches!(error, CompleteError::Contended { why: Completion::Locked, tries: 1, .. }),
                 "{error}"
             );
-            assert_eq!(state, "running");
+            assert_eq!(state, State::Running);
             assert_eq!(batches::unfinished(&worker).await.unwrap(), [batch]);
             assert_eq!(finish(&s2_4, batch).await.unwrap(), Completion::Completed);
         }
@@ -116,8 +117,8 @@ async fn a_locked_batch_holds_up_only_itself_and_is_found_by_the_sweep() {
                 }
             }
         }
-        assert_eq!(progress(&client, locked).await.state, "running");
-        assert_eq!(progress(&client, free).await.state, "succeeded");
+        assert_eq!(progress(&client, locked).await.state, State::Running);
+        assert_eq!(progress(&client, free).await.state, State::Succeeded);
         // No flush asks again; only the sweep can find it.
         assert_eq!(batches::unfinished(&worker).await.unwrap(), [locked]);
         schedule.run("s2-1", "ROLLBACK").await;

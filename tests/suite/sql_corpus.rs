@@ -4,7 +4,7 @@
 mod jsonb;
 
 use jsonb::{Verdict, cases};
-use musterd::flow::input::{Fault, check};
+use musterd::json::check::{Fault, check};
 use tokio_postgres::Client;
 
 use crate::suite::support::database::TestDb;

@@ -2,7 +2,7 @@
 //! and writes within the size that the check promised; what the check refuses, the server refuses too, unless it is too deep
 //! only for us.
 
-use musterd::flow::input::{Fault, check, one_line};
+use musterd::json::check::{Fault, check, one_line};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;

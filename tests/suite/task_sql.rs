@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use musterd::config::{Given, load};
-use musterd::handler::{Registry, TaskCall, TaskOutcome};
+use musterd::handler::{TaskCall, TaskOutcome};
 use rustix::process::Signal;
 use tokio_postgres::Client;
 
@@ -283,7 +283,7 @@ async fn an_attempt_is_one_round_trip() {
         env: Some(Vec::new()),
         ..Given::default()
     };
-    let handlers = Registry::from_config(&load(&given).unwrap().config).unwrap();
+    let handlers = load(&given).unwrap().config.registry().unwrap();
     let handler = &handlers.get("note").unwrap().handler;
     let one_way = Duration::from_millis(150);
     for attempt in 0..TASKS {

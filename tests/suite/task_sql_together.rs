@@ -86,7 +86,7 @@ fn handlers(db: &TestDb) -> Registry {
         env: Some(Vec::new()),
         ..Given::default()
     };
-    Registry::from_config(&load(&given).unwrap().config).unwrap()
+    load(&given).unwrap().config.registry().unwrap()
 }
 
 /// Tasks 1 to `count`, claimed.

@@ -1,5 +1,6 @@
 //! Hold, release, pause and abort while handlers run.
 
+use musterd::state::State;
 use std::sync::Arc;
 
 use musterd::json::Json;
@@ -131,7 +132,7 @@ async fn a_command_nobody_here_knows_is_left_to_others() {
     let foreign = submit(&client, "foreign", 10, "").await;
     let ours = submit(&client, "work", 10, "").await;
     assert_eq!(end_of(&client, ours).await.0, "succeeded");
-    assert_eq!(progress(&client, foreign).await.state, "queued");
+    assert_eq!(progress(&client, foreign).await.state, State::Queued);
     let capable = Script::succeeding();
     let _capable = Worker::start(&db, "", &[("foreign", capable.clone())]).await;
     assert_eq!(end_of(&client, foreign).await, ("succeeded".into(), 10, 0, 0));

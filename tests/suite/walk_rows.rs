@@ -1,5 +1,6 @@
 //! The walk of a row, seen from the handler: how often it is called, with what, and what becomes of its answer.
 
+use musterd::state::State;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -224,7 +225,7 @@ async fn a_spent_budget_holds_the_batch_if_it_asked_for_that() {
     let _worker = Worker::start(&db, SMALL_BLOCKS, &[("work", script.clone())]).await;
     let batch = submit(&client, "work", 500, "max_failed => 3, on_budget => 'hold'").await;
     eventually(PATIENCE, "the batch is held", async || {
-        (progress(&client, batch).await.state == "held").then_some(())
+        (progress(&client, batch).await.state == State::Held).then_some(())
     })
     .await;
     gate.open();
@@ -281,7 +282,8 @@ async fn a_spent_budget_stops_the_blocks_in_hand_at_once() {
                 client.query("SELECT musterd.release($1)", &[&batch]).await.unwrap();
                 eventually(PATIENCE, "it is held again", async || {
                     let now = progress(&client, batch).await;
-                    (now.state == "held" && now.running == 0 && now.failed > stopped.failed).then_some(())
+                    (now.state == State::Held && now.running == 0 && now.failed > stopped.failed)
+                        .then_some(())
                 })
                 .await;
                 let again = progress(&client, batch).await.failed - stopped.failed;

@@ -45,7 +45,7 @@ async fn a_zombie_changes_no_outcome_and_works_on_under_a_new_name() {
     })
     .await;
     assert_eq!(ledger.number(outcomes).await, before, "a zombie changed an outcome");
-    assert_eq!(metric(&zombie, "musterd_liveness_rebirths_total ").await, 1.0);
+    assert_eq!(metric(&zombie, "musterd_liveness_renamed_total ").await, 1.0);
 
     // It works on: the other one is gone, and a further batch comes to its end.
     heir.signal(Signal::TERM);

@@ -12,7 +12,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use musterd::embedded::{Tether, find_binaries, ids_of};
+use musterd::embedded::find_binaries;
+use musterd::passwd::ids_of;
+use musterd::tether::Tether;
 use rustix::process::Signal;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};

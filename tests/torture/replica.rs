@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use musterd::embedded::Tether;
+use musterd::tether::Tether;
 use rustix::process::Signal;
 
 use super::faults::{Fault, Faults, Reruns, now};

@@ -1,10 +1,11 @@
-//! `musterd batch watch`, and whoever else follows a batch: a live bar on a terminal, plain lines without one.
+//! `musterd batch watch`, and other commands that follow a batch: a live bar on a terminal, plain lines without one.
 
 use super::{find, open, show};
 use crate::cli::{Exit, Global, screen};
 use anyhow::Result;
 use clap::Args;
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+use musterd::state::State;
 use musterd::{
     config::Config,
     store::{batches::Progress, connect::OneShot},
@@ -112,7 +113,7 @@ fn took(time: Duration) -> String {
 }
 
 fn exit_of(progress: &Progress) -> Exit {
-    if progress.state == "succeeded" { Exit::Done } else { Exit::Failed }
+    if progress.state == State::Succeeded { Exit::Done } else { Exit::Failed }
 }
 
 /// What was shown last.
@@ -221,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_time_is_not_nought() {
+    fn a_short_time_is_not_zero() {
         let times =
             [(0, "0 ms"), (220, "220 ms"), (1_240, "1.2 s"), (60_000, "60 seconds"), (180_000, "3 minutes")];
         for (ms, said) in times {

@@ -101,7 +101,7 @@ fn show(global: &Global, preview: &Preview) -> Result<()> {
 }
 
 /// What became of the rows of a redrive, in a sentence.
-pub(super) fn told(outcome: &Outcome) -> String {
+pub(super) fn headline(outcome: &Outcome) -> String {
     let number = |rows: i32| screen::grouped(rows);
     let mut text = format!(
         "generation {}: of {} that had failed {} are fixed, {} fail as before, {} fail otherwise",

@@ -100,14 +100,14 @@ fn print(rows: &[RowView]) -> Result<()> {
         screen::spare("result", 2),
     ]);
     for row in rows {
-        let mood = match row.state {
-            "succeeded" => screen::Mood::Good,
-            "failed" | "aborted" => screen::Mood::Bad,
-            _ => screen::Mood::Plain,
+        let tone = match row.state {
+            "succeeded" => screen::Tone::Good,
+            "failed" | "aborted" => screen::Tone::Bad,
+            _ => screen::Tone::Plain,
         };
         table.add_row([
             Cell::new(row.line),
-            screen::word(row.state, mood),
+            screen::word(row.state, tone),
             Cell::new(row.attempt.map(|attempt| attempt.to_string()).unwrap_or_default()),
             // Whole: it is what people came for. On one line, so that a row is one.
             Cell::new(screen::one_line(row.error.as_deref().unwrap_or_default())),

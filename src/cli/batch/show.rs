@@ -50,7 +50,7 @@ impl Show {
             tell(canary)?;
         }
         for outcome in &detail.redrives {
-            screen::line(&redrive::told(outcome))?;
+            screen::line(&redrive::headline(outcome))?;
         }
         Ok(Exit::Done)
     }
@@ -140,15 +140,15 @@ pub(super) const COLUMNS: [screen::Column<'static>; 10] = [
 pub(super) fn cells(progress: &Progress) -> [Cell; 10] {
     let count = |number: i32| Cell::new(screen::grouped(number));
     let state = state(progress);
-    let mood = match state {
-        "succeeded" => screen::Mood::Good,
-        "failed" | "aborted" => screen::Mood::Bad,
-        "held" | "aborting" => screen::Mood::Doubtful,
-        _ => screen::Mood::Plain,
+    let tone = match state {
+        "succeeded" => screen::Tone::Good,
+        "failed" | "aborted" => screen::Tone::Bad,
+        "held" | "aborting" => screen::Tone::Doubtful,
+        _ => screen::Tone::Plain,
     };
     [
         Cell::new(progress.id),
-        screen::word(state, mood),
+        screen::word(state, tone),
         Cell::new(&progress.command),
         Cell::new(&progress.queue),
         count(progress.rows),
@@ -161,8 +161,8 @@ pub(super) fn cells(progress: &Progress) -> [Cell; 10] {
 }
 
 /// The state in one word: a batch on its way to `aborted` is `aborting`.
-pub(super) fn state(progress: &Progress) -> &str {
-    if progress.aborting { "aborting" } else { &progress.state }
+pub(super) fn state(progress: &Progress) -> &'static str {
+    if progress.aborting { "aborting" } else { progress.state.as_str() }
 }
 
 /// What is to be said of its rows beside that they are there.

@@ -106,8 +106,8 @@ impl Abort {
         loop {
             let progress = find(client, self.id).await?;
             let hands = steering::hands_on(client, self.id).await?;
-            let nobody_comes = hands.owned && !hands.workers;
-            if progress.is_over() || nobody_comes || Instant::now() > until {
+            let no_worker_comes = hands.owned && !hands.workers;
+            if progress.is_over() || no_worker_comes || Instant::now() > until {
                 return Ok(progress);
             }
             if !hands.owned {

@@ -31,7 +31,7 @@ pub(super) async fn run(
         }))?;
     } else {
         show(&exchanges)?;
-        screen::line(&format!("{} in {took} ms", told(&verdict)))?;
+        screen::line(&format!("{} in {took} ms", headline(&verdict)))?;
         for (what, made) in [("child", &verdict.spawn), ("uncle", &verdict.after)] {
             for spawn in made {
                 let payload = spawn.payload.as_ref().map_or("{}", Json::text);
@@ -60,7 +60,7 @@ fn sample(name: &str, entry: &Entry, payload: Json) -> Task {
     }
 }
 
-fn told(verdict: &Verdict) -> String {
+fn headline(verdict: &Verdict) -> String {
     match verdict.said() {
         Some(said) => format!("{}: {said}", verdict.outcome),
         None => verdict.outcome.to_owned(),

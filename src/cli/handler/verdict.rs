@@ -1,6 +1,6 @@
 //! What a handler's answer means for the row or the task that it was tried on.
 
-use crate::cli::screen::Mood;
+use crate::cli::screen::Tone;
 use musterd::{
     handler::{Done, Failed, Outcome, Spawn, TaskDone, TaskOutcome},
     json::Json,
@@ -73,11 +73,11 @@ impl Verdict {
         self.outcome == SUCCEEDED
     }
 
-    pub(super) fn mood(&self) -> Mood {
+    pub(super) fn tone(&self) -> Tone {
         match self.outcome {
-            SUCCEEDED => Mood::Good,
-            "retry" => Mood::Doubtful,
-            _ => Mood::Bad,
+            SUCCEEDED => Tone::Good,
+            "retry" => Tone::Doubtful,
+            _ => Tone::Bad,
         }
     }
 

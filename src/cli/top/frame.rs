@@ -5,6 +5,7 @@ use super::{
     table::{Column, Line, Span, Style, number, span, table, text},
 };
 use crate::cli::screen::{counted, grouped};
+use musterd::state::{State, WorkerState};
 use musterd::store::workers::Listed;
 use std::time::Duration;
 
@@ -175,10 +176,10 @@ fn batch(batch: &Batch) -> Vec<Span> {
         rows => format!("{:.1} %", f64::from(progress.done()) * 100.0 / f64::from(rows)),
     };
     let left = batch.seconds_left.map(|seconds| humantime::format_duration(Duration::from_secs(seconds)));
-    let state = match progress.state.as_str() {
+    let state = match progress.state {
         _ if progress.aborting => span("aborting", Style::Bad),
-        "held" => span("held", Style::Doubtful),
-        other => plain(other),
+        State::Held => span("held", Style::Doubtful),
+        other => plain(other.as_str()),
     };
     vec![
         plain(progress.id.to_string()),
@@ -194,10 +195,10 @@ fn batch(batch: &Batch) -> Vec<Span> {
 }
 
 fn worker(worker: &Listed) -> Vec<Span> {
-    let state = if worker.state == "alive" { Style::Good } else { Style::Doubtful };
+    let state = if worker.state == WorkerState::Alive { Style::Good } else { Style::Doubtful };
     vec![
         plain(&worker.id),
-        span(&worker.state, state),
+        span(worker.state.as_str(), state),
         plain(grouped(worker.blocks)),
         plain(grouped(worker.rows)),
         plain(grouped(worker.tasks)),

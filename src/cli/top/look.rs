@@ -18,7 +18,7 @@ use std::{
 const MOST_BATCHES: i64 = 100;
 /// Rates are over this time.
 const OVER: Duration = Duration::from_secs(10);
-/// A look that takes longer is given up, and told.
+/// A look that takes longer is given up, and shown as such.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What one look saw.
@@ -78,7 +78,7 @@ impl Eye {
         let queues = queues::list(&**client).await?;
         let batches = listing::open_batches(client, MOST_BATCHES).await?;
         let mut workers = workers::list(client, None).await?;
-        workers.retain(|worker| matches!(worker.state.as_str(), "alive" | "draining"));
+        workers.retain(|worker| worker.state.is_alive());
         Ok(self.picture(queues, batches, workers))
     }
 
@@ -103,7 +103,7 @@ impl Eye {
         };
         let queues: Vec<Queue> =
             queues.into_iter().map(|shown| Queue { rows_per_second: rate_of(&shown.name), shown }).collect();
-        // Not `sum`, whose nought is negative.
+        // Not `sum`, whose zero is negative.
         let rows_per_second = batches.iter().map(|batch| batch.rows_per_second).fold(0.0, std::ops::Add::add);
         Picture { at: jiff::Timestamp::now(), rows_per_second, queues, batches, workers }
     }

@@ -57,7 +57,7 @@ pub(super) struct Column {
     pub(super) head: &'static str,
     /// Numbers are set to the right.
     pub(super) right: bool,
-    /// Columns with a larger one go first when there is no room; nought stays.
+    /// Columns with a larger one go first when there is no room; zero stays.
     pub(super) spare: u8,
 }
 

@@ -13,7 +13,7 @@ use crossterm::{
 };
 use std::io::{Stdout, Write, stdout};
 
-/// A size for output that nobody sees at once.
+/// A size for output that is not shown at once.
 pub(super) const UNBOUNDED: (usize, usize) = (usize::MAX, usize::MAX);
 
 /// The screen is ours until this is dropped.
@@ -77,7 +77,7 @@ impl Drop for Terminal {
     }
 }
 
-/// As it was before, as far as it goes: whoever looks at it next is a person.
+/// As it was before, as far as it goes: a person looks at it next.
 fn give_back() {
     let _ = disable_raw_mode();
     let mut out = stdout();

@@ -67,7 +67,7 @@ async fn a_flush_starts_when_enough_has_gathered() {
             sender.send(update, PLAIN).await.unwrap();
         }
         book.written.notified().await;
-        assert!(began.elapsed() < Duration::from_secs(1), "nobody had to wait for the clock");
+        assert!(began.elapsed() < Duration::from_secs(1), "no update had to wait for the clock");
         assert_eq!(book.flushes(), [[0, 1, 2]]);
         drop(sender);
     };
@@ -75,7 +75,7 @@ async fn a_flush_starts_when_enough_has_gathered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_update_that_somebody_waits_for_is_written_at_once() {
+async fn an_update_that_a_fiber_waits_for_is_written_at_once() {
     let book = Book::default();
     let (sender, batcher) = channel(&config(100, 500), book.clone(), BatcherMetrics::default());
     let began = tokio::time::Instant::now();

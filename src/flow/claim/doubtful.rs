@@ -1,7 +1,7 @@
 //! The tokens of claims whose reply never came: the claim may have been committed, and what it took is then ours.
 
 use super::{Claimed, Dispatcher};
-use crate::{periodic::describe, store::query::QueryError};
+use crate::{error_text::describe, store::query::QueryError};
 use deadpool_postgres::Object;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -56,7 +56,7 @@ impl<W: Claimed> Dispatcher<W> {
         Ok(found)
     }
 
-    /// Before the end: the work of claims whose reply was lost must not stay behind, owned by nobody's hand.
+    /// Before the end: the work of claims whose reply was lost must not stay behind, owned by this worker and held by none of its fibers.
     pub(super) async fn adopt_last(&mut self) {
         if self.doubtful.is_empty() {
             return;

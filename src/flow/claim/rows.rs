@@ -1,10 +1,11 @@
-//! Rows are claimed in blocks: free ones, which somebody gave back or which are to be tried again, and fresh ones, carved
+//! Rows are claimed in blocks: free ones, which were given back or which are to be tried again, and fresh ones, carved
 //! from the lines of a batch.
 
 use super::{Claimed, Desk, Turn};
 use crate::{
-    flow::{fiber::Bench, held::Holding, solo::Company},
+    flow::{fiber::Bench, solo::Company},
     handler::Intake,
+    held::Holding,
     metrics::Work,
     queue::Mode,
     store::{
@@ -101,7 +102,7 @@ impl Claimed for Block {
     }
 }
 
-/// Whose rows may be claimed; `None`: nobody's, a structured queue's next work is a task.
+/// Whose rows may be claimed; `None`: none, a structured queue's next work is a task.
 async fn scope(turn: &Turn<'_>) -> Result<Option<Scope>, QueryError> {
     if turn.desk.settings.mode == Mode::Parallel {
         return Ok(Some(Scope::Any));

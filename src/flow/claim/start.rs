@@ -3,10 +3,8 @@
 use super::{Claimed, Dispatcher, Looked, Turn, permits::Permit};
 use crate::{
     failpoint,
-    flow::{
-        held::{Held, Key},
-        solo::Company,
-    },
+    flow::solo::Company,
+    held::{Held, Key},
     spans::{Moment, Span},
     store::query::QueryError,
 };

@@ -2,7 +2,8 @@
 
 use super::{Claimed, Desk, Turn};
 use crate::{
-    flow::{fiber::Bench, held::Holding, solo::Company},
+    flow::{fiber::Bench, solo::Company},
+    held::Holding,
     metrics::Work,
     queue::Mode,
     store::{

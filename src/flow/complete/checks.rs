@@ -84,6 +84,6 @@ impl CheckLoop {
         }
         drop(jobs);
         self.pulse.end();
-        self.completer.settle().await;
+        self.completer.wait_for_cleanup().await;
     }
 }

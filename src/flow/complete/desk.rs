@@ -3,16 +3,18 @@
 //! A scope that cannot be finished now, for a reason of its own, rests by itself, longer each time; a database that is away
 //! pauses everything.
 
-use super::{CompleteError, Completer, Finished, lane::UploadLane};
+use super::{
+    CompleteError, Completer, Finished,
+    lane::UploadLane,
+    sort::{Sorted, sort_apart},
+};
 use crate::{
     backoff,
+    error_text::describe,
     failpoint::is_mutant,
-    periodic::describe,
     store::{
-        LONGEST_BACKOFF,
-        batches::{self, Completion, Over},
+        batches::{Completion, Over},
         facts::{self, Budget},
-        fault,
         query::QueryError,
     },
 };
@@ -58,14 +60,6 @@ pub(super) enum Done {
         id: i64,
         answer: Result<Budget, QueryError>,
     },
-}
-
-/// Of the scopes asked for: those that are over, those whose budget may be spent, and those of which the database says neither.
-#[derive(Debug, Default)]
-pub(super) struct Sorted {
-    over: Vec<Over>,
-    spent: Vec<i64>,
-    refused: Vec<i64>,
 }
 
 /// What has been asked for, and what is being done about it.
@@ -202,26 +196,28 @@ impl Desk {
                 self.looked(id, &answer);
                 parents.into_iter().for_each(|parent| self.ask(parent));
             }
-            Done::Budget { id, answer } => {
-                self.budgets.remove(&id);
-                match answer {
-                    Ok(Budget::Busy) => self.rest(id),
-                    Ok(Budget::Stopped) => {
-                        tracing::warn!(batch = id, "more rows failed than the batch allows; it was stopped");
-                        self.rested(id);
-                        self.ask(id);
-                    }
-                    Ok(Budget::Canary) => {
-                        tracing::info!(batch = id, "the canary of a batch has ended");
-                        self.rested(id);
-                        self.ask(id);
-                    }
-                    Ok(Budget::Within { .. }) => self.rested(id),
-                    Err(error) => {
-                        tracing::warn!(batch = id, error = describe(&error), "a budget could not be checked");
-                        self.rest(id);
-                    }
-                }
+            Done::Budget { id, answer } => self.budget_checked(id, answer),
+        }
+    }
+
+    fn budget_checked(&mut self, id: i64, answer: Result<Budget, QueryError>) {
+        self.budgets.remove(&id);
+        match answer {
+            Ok(Budget::Busy) => self.rest(id),
+            Ok(Budget::Stopped) => {
+                tracing::warn!(batch = id, "more rows failed than the batch allows; it was stopped");
+                self.rested(id);
+                self.ask(id);
+            }
+            Ok(Budget::Canary) => {
+                tracing::info!(batch = id, "the canary of a batch has ended");
+                self.rested(id);
+                self.ask(id);
+            }
+            Ok(Budget::Within { .. }) => self.rested(id),
+            Err(error) => {
+                tracing::warn!(batch = id, error = describe(&error), "a budget could not be checked");
+                self.rest(id);
             }
         }
     }
@@ -307,8 +303,7 @@ impl Desk {
 
     fn pause(&mut self) {
         self.failures += 1;
-        self.paused_until =
-            Instant::now() + backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, self.failures);
+        self.paused_until = Instant::now() + backoff::of_database(self.failures);
     }
 
     /// Nothing can be started before the pause is over.
@@ -330,37 +325,6 @@ impl Desk {
 async fn sort(completer: Completer, asked: BTreeSet<i64>) -> Done {
     let ids: Vec<i64> = asked.iter().copied().collect();
     Done::Sorted { asked, found: sort_apart(&completer, ids).await }
-}
-
-/// A group of which the database says nothing is taken apart: one scope of it may be the cause.
-async fn sort_apart(completer: &Completer, ids: Vec<i64>) -> Result<Sorted, CompleteError> {
-    let client = completer.store.general.get().await?;
-    let (mut sorted, mut groups) = (Sorted::default(), vec![ids]);
-    while let Some(mut group) = groups.pop() {
-        match batches::worth_a_look(&client, &group).await {
-            Ok((over, spent)) => {
-                sorted.over.extend(over);
-                sorted.spent.extend(spent);
-            }
-            Err(source) => {
-                let id = group.first().copied().unwrap_or_default();
-                if source.code().is_none() || fault::is_of_connection(&source) {
-                    return Err(CompleteError::Query { id, source });
-                } else if group.len() > 1 {
-                    let half = group.split_off(group.len() / 2);
-                    groups.extend([half, group]);
-                } else {
-                    tracing::warn!(
-                        scope = id,
-                        error = fault::words(&source),
-                        "whether a scope is over cannot be asked; it rests"
-                    );
-                    sorted.refused.push(id);
-                }
-            }
-        }
-    }
-    Ok(sorted)
 }
 
 /// Stops a batch whose budget is spent, and judges a canary that has ended; it does not wait for a lock.

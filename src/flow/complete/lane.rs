@@ -3,7 +3,7 @@
 //! Uploads take long and fail for reasons of their own (a server that is away, a disk that is full). They must neither
 //! hold up batches without files nor give up after five tries; and a fault that hits a thousand batches is one line.
 
-use crate::{backoff, flow::outputs::OutputsError, periodic::describe, store::UPLOADS};
+use crate::{backoff, error_text::describe, flow::outputs::OutputsError, store::UPLOADS};
 use std::{
     collections::{HashMap, HashSet},
     time::Duration,
@@ -19,7 +19,7 @@ pub(super) struct UploadLane {
     waiting: HashMap<i64, Waiting>,
     /// By batch: how often its upload has failed.
     under_way: HashMap<i64, u32>,
-    /// What has been complained about and not been mended yet.
+    /// Causes that were logged and have not gone away yet.
     complaints: HashSet<&'static str>,
 }
 
@@ -62,7 +62,7 @@ impl UploadLane {
         self.under_way.len() < UPLOADS as usize
     }
 
-    /// A batch leaves the lane: it ended with its files, or (somebody else was first) there was nothing to upload.
+    /// A batch leaves the lane: it ended with its files, or (another worker was first) there was nothing to upload.
     pub(super) fn left(&mut self, id: i64, uploaded: bool) {
         self.under_way.remove(&id);
         if uploaded && !std::mem::take(&mut self.complaints).is_empty() {
@@ -70,7 +70,7 @@ impl UploadLane {
         }
     }
 
-    /// An upload failed: it rests. Every distinct cause is told once, until something has worked again.
+    /// An upload failed: it rests. Every distinct cause is logged once, until something has worked again.
     pub(super) fn failed(&mut self, id: i64, error: &OutputsError) {
         let failures = self.under_way.remove(&id).unwrap_or_default() + 1;
         let rest = backoff::delay(SHORTEST_REST, LONGEST_REST, failures);
@@ -89,7 +89,7 @@ impl UploadLane {
         }
     }
 
-    /// At the end of the daemon nobody waits for what has failed before. How many there were.
+    /// At the end of the daemon nothing waits for what has failed before. How many there were.
     pub(super) fn abandon_resting(&mut self) -> Vec<i64> {
         let resting: Vec<i64> =
             self.waiting.iter().filter(|(_, waiting)| waiting.failures > 0).map(|(id, _)| *id).collect();

@@ -2,8 +2,8 @@
 //! other work of the process does not wait for that.
 
 use super::Bench;
-use crate::flow::{held::Key, solo::Solitude};
-use crate::periodic::describe;
+use crate::error_text::describe;
+use crate::{flow::solo::Solitude, held::Key};
 use std::{error::Error, pin::pin, time::Duration};
 
 /// A suspect with two deaths behind it is alone for this long; four times as long with every further death.

@@ -2,7 +2,7 @@
 
 use super::{Bench, budget::Brake};
 use crate::{
-    flow::held::Cancel,
+    held::Cancel,
     store::{
         blocks::Block,
         facts::{self, BatchFacts},

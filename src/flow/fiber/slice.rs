@@ -2,7 +2,7 @@
 
 use super::{End, interrupted, work::Work};
 use crate::{
-    handler::{self, Outcome, Report, storable::text as storable},
+    handler::{self, Report, storable::text as storable},
     metrics::Call,
     store::pages::InputRow,
 };
@@ -38,9 +38,9 @@ impl Work<'_> {
         if end.is_none() {
             let took = self.bench.metrics.walk.handler(&self.block.command, Call::Block);
             took.observe(began.elapsed().as_secs_f64());
-            let error = work.reason().unwrap_or_else(|| "the handler said nothing about this row".to_owned());
+            let unreported = work.unreported();
             for row in rows.iter().filter(|row| self.todo.contains(row.line)).collect::<Vec<_>>() {
-                self.take(row.line, Outcome::Retry { error: error.as_str().into(), after: None });
+                self.take(row.line, unreported.clone());
             }
         }
         end

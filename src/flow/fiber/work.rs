@@ -3,11 +3,11 @@
 use super::{Bench, End, facts::Facts, interrupted};
 use crate::{
     flow::{
-        held::Cancel,
         watch::Guard,
         writer::{BlockUpdate, Update},
     },
     handler::{self, BlockCall, Entry, Intake, Outcome, storable::text as storable},
+    held::Cancel,
     lines::Lines,
     store::{
         blocks::Block,

@@ -3,10 +3,9 @@
 use std::io::Read;
 
 use super::error::SourceLine;
-use super::json::Fault;
 use super::source::{End, Frame, Framed, Source};
-use super::special::find_special;
 use super::{InputError, Limits, row};
+use crate::json::{check::Fault, special::find_special};
 
 /// Where in the array the next element is looked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

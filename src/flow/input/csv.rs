@@ -6,10 +6,9 @@
 use std::io::Read;
 
 use super::error::{Field, Position, SourceLine};
-use super::json::Fault;
 use super::source::{End, Framed, Source};
-use super::special::find_special;
 use super::{CsvOptions, InputError, Limits, row};
+use crate::json::{check::Fault, special::find_special};
 
 mod header;
 mod record;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use super::json::Fault;
+use crate::json::check::Fault;
 
 /// The physical line of the source on which a row begins, counted from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

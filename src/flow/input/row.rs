@@ -1,7 +1,8 @@
 //! The gate that every JSON row passes: UTF-8, strict JSON, storable, and within the limits.
 
 use super::error::{Field, Position, SourceLine};
-use super::{InputError, Limits, json};
+use super::{InputError, Limits};
+use crate::json::check;
 
 /// What a piece of the source was.
 #[derive(Debug)]
@@ -17,21 +18,21 @@ pub(super) fn take(
     limits: Limits,
     out: &mut Vec<u8>,
 ) -> Result<Taken, InputError> {
-    if bytes.iter().all(json::is_blank) {
+    if bytes.iter().all(check::is_blank) {
         return Ok(Taken::Blank);
     }
     if let Err(error) = str::from_utf8(bytes) {
         let at = at.after(&bytes[..error.valid_up_to()]);
         return Err(InputError::Encoding { at, field: Field::default() });
     }
-    let passed = json::scan(bytes).map_err(|refusal| InputError::Json {
+    let passed = check::scan(bytes).map_err(|refusal| InputError::Json {
         at: at.after(&bytes[..refusal.offset]),
         field: Field::default(),
         fault: refusal.fault,
     })?;
     let value = &bytes[passed.start..passed.end];
     fits(value.len(), passed.printed, SourceLine(at.line), limits)?;
-    json::push_as_one_line(value, &passed, out);
+    check::push_as_one_line(value, &passed, out);
     Ok(Taken::Row)
 }
 

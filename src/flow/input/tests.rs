@@ -3,13 +3,16 @@
 use std::io::{self, Read};
 
 use super::*;
+use crate::json::{
+    check::{Fault, MAX_DEPTH, Refusal, check, one_line},
+    special,
+};
 
 mod array;
 mod csv;
 #[path = "../../../tests/corpus/jsonb.rs"]
 mod jsonb;
 mod ndjson;
-mod one_line;
 mod postgres;
 mod properties;
 

@@ -1,6 +1,9 @@
 //! A row as `batch export` wrote it, taken back to the input it came from.
 
-use crate::flow::input::{Format, Limits, one_line};
+use crate::{
+    flow::input::{Format, Limits},
+    json::check::one_line,
+};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 

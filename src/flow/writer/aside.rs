@@ -1,11 +1,10 @@
 //! Writes that cannot be done now: kept, still held, and tried again beside the flushes. One of them holds up only itself.
 
 use super::{Acknowledge, Note, flusher::Answer, flusher::Flusher};
-use crate::{backoff, store::LONGEST_BACKOFF, store::flush::BlockWrite};
+use crate::{backoff, store::flush::BlockWrite};
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -80,7 +79,7 @@ async fn write_all(flusher: &Flusher, after: &Acknowledge, queues: &Queues, toke
         let mut tries = 0;
         loop {
             tries += 1;
-            tokio::time::sleep(backoff::delay(Duration::from_millis(100), LONGEST_BACKOFF, tries)).await;
+            tokio::time::sleep(backoff::of_database(tries)).await;
             match flusher.write_alone(&mut write, &mut note).await {
                 Answer::Aside(reason) => tracing::debug!(%token, tries, error = reason, "still aside"),
                 answer => {

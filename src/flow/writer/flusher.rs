@@ -3,18 +3,16 @@
 use super::{Note, Trouble};
 use crate::{
     backoff,
+    error_text::describe,
     failpoint::is_mutant,
     metrics::Metrics,
-    periodic::describe,
     store::{
-        LONGEST_BACKOFF,
         blocks::Parts,
         fault::{self, Fault},
         flush::{self, BlockWrite, Close, Outcomes, Patience, Purpose, Unanswered},
     },
 };
 use deadpool_postgres::{Object, Pool};
-use std::time::Duration;
 use tokio_postgres::Error;
 
 /// What became of one write.
@@ -30,14 +28,14 @@ pub(super) enum Answer {
 }
 
 /// How a write of one group failed.
-enum Failed {
+pub(super) enum Failed {
     /// Of a group, one member may be the cause.
     Busy(Error),
     /// The database refuses a value.
     Row(Error),
 }
 
-/// Writes groups of blocks.
+/// Writes groups of blocks, and of tasks: see `tasks.rs`.
 #[derive(Clone, Debug)]
 pub(super) struct Flusher {
     pub(super) pool: Pool,
@@ -155,40 +153,19 @@ impl Flusher {
 
     /// Tries until the database has answered; gives up only when a member of the group may be the cause.
     async fn outlast(&self, writes: &mut [BlockWrite], patience: Patience) -> Result<Vec<Answer>, Failed> {
-        let mut tries = 0;
+        let mut tries = Tries::of(self);
         loop {
-            let error: Box<dyn std::error::Error + Send + Sync> = match self.pool.get().await {
-                Ok(client) => match self.attempt(&client, writes, patience).await {
-                    Ok(answers) => {
-                        self.metrics.batcher.transactions.inc();
-                        self.trouble.ends();
-                        return Ok(answers);
-                    }
-                    Err(error) => {
-                        self.metrics.batcher.rollbacks.inc();
-                        if is_mutant("drop_failed_flush") {
-                            return Ok(writes.iter().map(|_| Answer::Written).collect());
-                        }
-                        match fault::of(&error) {
-                            // The session is as good as before, and the search for the row needs it many times.
-                            Fault::Row => return Err(Failed::Row(error)),
-                            Fault::Busy => {
-                                drop(Object::take(client));
-                                return Err(Failed::Busy(error));
-                            }
-                            Fault::Systemic => self.trouble.is_systemic(&error),
-                            Fault::Transient => {}
-                        }
-                        // The session may be in any state; a new one is cheap.
-                        drop(Object::take(client));
-                        Box::new(error)
-                    }
-                },
-                Err(error) => Box::new(error),
-            };
-            tries += 1;
-            self.trouble.begins(tries, &*error);
-            tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries)).await;
+            let client = tries.session().await;
+            match self.attempt(&client, writes, patience).await {
+                Ok(answers) => {
+                    tries.written();
+                    return Ok(answers);
+                }
+                Err(_) if is_mutant("drop_failed_flush") => {
+                    return Ok(writes.iter().map(|_| Answer::Written).collect());
+                }
+                Err(error) => tries.failed(client, error).await?,
+            }
         }
     }
 
@@ -231,6 +208,59 @@ impl Flusher {
             block: write.block,
         };
         flush::write_if_held(client, &mut [close], Purpose::Write, Patience::Alone).await.map(|_| ())
+    }
+}
+
+/// The tries of one flush, of rows or of tasks: each waits for the database, and only for the database.
+pub(super) struct Tries<'a> {
+    flusher: &'a Flusher,
+    failures: u32,
+    /// A reply was lost on the way: a try may have been committed.
+    pub(super) no_reply: bool,
+}
+
+impl<'a> Tries<'a> {
+    pub(super) fn of(flusher: &'a Flusher) -> Self {
+        Self { flusher, failures: 0, no_reply: false }
+    }
+
+    pub(super) async fn session(&mut self) -> Object {
+        loop {
+            match self.flusher.pool.get().await {
+                Ok(client) => return client,
+                Err(error) => self.wait(&error).await,
+            }
+        }
+    }
+
+    pub(super) fn written(&self) {
+        self.flusher.metrics.batcher.transactions.inc();
+        self.flusher.trouble.ends();
+    }
+
+    /// Waits before the next try, unless a member of the group may be the cause.
+    pub(super) async fn failed(&mut self, client: Object, error: Error) -> Result<(), Failed> {
+        self.flusher.metrics.batcher.rollbacks.inc();
+        let fault = fault::of(&error);
+        // The session is as good as before, and the search for the row needs it many times.
+        if fault == Fault::Row {
+            return Err(Failed::Row(error));
+        }
+        // The session may be in any state; a new one is cheap.
+        drop(Object::take(client));
+        match fault {
+            Fault::Busy => return Err(Failed::Busy(error)),
+            Fault::Systemic => self.flusher.trouble.is_systemic(&error),
+            Fault::Transient | Fault::Row => self.no_reply |= error.code().is_none(),
+        }
+        self.wait(&error).await;
+        Ok(())
+    }
+
+    async fn wait(&mut self, error: &(dyn std::error::Error + Sync + 'static)) {
+        self.failures += 1;
+        self.flusher.trouble.begins(self.failures, error);
+        tokio::time::sleep(backoff::of_database(self.failures)).await;
     }
 }
 

@@ -3,17 +3,18 @@
 //! One transaction for all of them. When another transaction has one of the tasks locked, the others are written without it and it is
 //! put aside; when a value cannot be stored, halves are written until the task at fault is alone.
 
-use super::{Acknowledge, OutcomeWriter, Trouble, flusher::cannot_be_stored};
+use super::{
+    Acknowledge, OutcomeWriter,
+    flusher::{Failed, Flusher, Tries, cannot_be_stored},
+};
+use crate::state::State;
 use crate::{
     backoff,
-    metrics::Metrics,
     store::{
-        LONGEST_BACKOFF,
-        fault::{self, Fault},
+        fault,
         tasks::{self, Finish, Locked, TaskEnd, TaskRef, TaskWrite},
     },
 };
-use deadpool_postgres::{Object, Pool};
 use std::{collections::HashMap, time::Duration};
 use tokio::task::JoinSet;
 
@@ -27,18 +28,10 @@ struct Written {
     passed_by: bool,
 }
 
-/// Writes groups of tasks.
-#[derive(Clone, Debug)]
-pub(super) struct TaskFlusher {
-    pub(super) pool: Pool,
-    pub(super) trouble: Trouble,
-    pub(super) metrics: Metrics,
-}
-
 /// Tasks whose outcome cannot be written now.
 #[derive(Debug)]
 pub(super) struct TasksAside {
-    flusher: TaskFlusher,
+    flusher: Flusher,
     after: Acknowledge,
     writes: JoinSet<()>,
 }
@@ -54,7 +47,7 @@ impl OutcomeWriter {
         let mut count = 0;
         let mut groups = vec![newest_of_each(writes)];
         while let Some(group) = groups.pop() {
-            match self.tasks.write(&group).await {
+            match self.flusher.write_group(&group).await {
                 Ok(written) => {
                     let (settled, busy) = self.after.acknowledge_tasks(group, &written);
                     count += settled;
@@ -79,7 +72,7 @@ impl OutcomeWriter {
 
     /// Alone, too, the outcome of a task is refused.
     async fn write_refused(&mut self, write: TaskWrite, error: &tokio_postgres::Error) -> u64 {
-        match self.tasks.fail(&write, error).await {
+        match self.flusher.fail(&write, error).await {
             Ok(written) => {
                 let (settled, busy) = self.after.acknowledge_tasks(vec![write], &written);
                 for write in busy {
@@ -104,45 +97,32 @@ pub(super) fn newest_of_each(mut writes: Vec<TaskWrite>) -> Vec<TaskWrite> {
     writes
 }
 
-impl TaskFlusher {
+impl Flusher {
     /// Tries until it is written; gives up only when a value is at fault.
-    async fn write(&self, writes: &[TaskWrite]) -> Result<Written, tokio_postgres::Error> {
-        let mut tries = 0;
-        let (mut unsure, mut locked) = (false, Locked::Wait);
+    async fn write_group(&self, writes: &[TaskWrite]) -> Result<Written, tokio_postgres::Error> {
+        let (mut tries, mut locked) = (Tries::of(self), Locked::Wait);
         loop {
-            let error: Box<dyn std::error::Error + Send + Sync> = match self.pool.get().await {
-                Ok(client) => match tasks::finish_if_held(&client, writes, locked).await {
-                    Ok(finish) => {
-                        self.metrics.batcher.transactions.inc();
-                        self.trouble.ends();
-                        return Ok(Written { finish, unsure, passed_by: locked == Locked::PassBy });
-                    }
-                    Err(error) => {
-                        self.metrics.batcher.rollbacks.inc();
-                        drop(Object::take(client));
-                        match fault::of(&error) {
-                            Fault::Row => return Err(error),
-                            Fault::Systemic => self.trouble.is_systemic(&error),
-                            // One of them is in another transaction's hands: the others do not wait for it.
-                            Fault::Busy if locked == Locked::Wait => {
-                                locked = Locked::PassBy;
-                                continue;
-                            }
-                            // A parent or an uncle is locked: each task is tried without the others.
-                            Fault::Busy if writes.len() > 1 => return Err(error),
-                            Fault::Busy => {
-                                return Ok(Written { finish: Finish::default(), unsure, passed_by: true });
-                            }
-                            Fault::Transient => unsure |= error.code().is_none(),
-                        }
-                        Box::new(error)
-                    }
-                },
-                Err(error) => Box::new(error),
+            let client = tries.session().await;
+            let failed = match tasks::finish_if_held(&client, writes, locked).await {
+                Ok(finish) => {
+                    tries.written();
+                    let (unsure, passed_by) = (tries.no_reply, locked == Locked::PassBy);
+                    return Ok(Written { finish, unsure, passed_by });
+                }
+                Err(error) => tries.failed(client, error).await,
             };
-            tries += 1;
-            self.trouble.begins(tries, &*error);
-            tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries)).await;
+            match failed {
+                Ok(()) => {}
+                Err(Failed::Row(error)) => return Err(error),
+                // One of them is in another transaction's hands: the others do not wait for it.
+                Err(Failed::Busy(_)) if locked == Locked::Wait => locked = Locked::PassBy,
+                // A parent or an uncle is locked: each task is tried without the others.
+                Err(Failed::Busy(error)) if writes.len() > 1 => return Err(error),
+                Err(Failed::Busy(_)) => {
+                    let finish = Finish::default();
+                    return Ok(Written { finish, unsure: tries.no_reply, passed_by: true });
+                }
+            }
         }
     }
 
@@ -153,7 +133,7 @@ impl TaskFlusher {
         error: &tokio_postgres::Error,
     ) -> Result<Written, tokio_postgres::Error> {
         let failed = TaskWrite { end: TaskEnd::failed(cannot_be_stored(error)), ..write.clone() };
-        let written = self.write(std::slice::from_ref(&failed)).await?;
+        let written = self.write_group(std::slice::from_ref(&failed)).await?;
         if written.finish.finished.contains_key(&write.task.id) {
             tracing::warn!(task = write.task.id, "the outcome of a task cannot be stored; the task fails");
         }
@@ -168,7 +148,7 @@ impl TaskFlusher {
 }
 
 impl TasksAside {
-    pub(super) fn new(flusher: TaskFlusher, after: Acknowledge) -> Self {
+    pub(super) fn new(flusher: Flusher, after: Acknowledge) -> Self {
         Self { flusher, after, writes: JoinSet::new() }
     }
 
@@ -197,10 +177,10 @@ impl TasksAside {
     }
 }
 
-async fn write_when_free(flusher: &TaskFlusher, after: &Acknowledge, write: TaskWrite) {
+async fn write_when_free(flusher: &Flusher, after: &Acknowledge, write: TaskWrite) {
     for tries in 1.. {
         tokio::time::sleep(backoff::delay(Duration::from_millis(50), Duration::from_secs(1), tries)).await;
-        let written = match flusher.write(std::slice::from_ref(&write)).await {
+        let written = match flusher.write_group(std::slice::from_ref(&write)).await {
             Err(error) => flusher.fail(&write, &error).await,
             written => written,
         };
@@ -223,14 +203,14 @@ impl Acknowledge {
     /// How many were written, and those that have to be tried again.
     fn acknowledge_tasks(&self, writes: Vec<TaskWrite>, written: &Written) -> (u64, Vec<TaskWrite>) {
         let (mut busy, mut settled) = (Vec::new(), Vec::with_capacity(writes.len()));
-        let mut states: HashMap<&str, u64> = HashMap::new();
+        let mut states: HashMap<State, u64> = HashMap::new();
         written.finish.uncles.iter().for_each(|uncle| self.checks.ask(*uncle));
         for write in writes {
             let task = write.task;
             match written.finish.finished.get(&task.id) {
                 Some(finished) => {
                     settled.push(task);
-                    *states.entry(&finished.state).or_default() += 1;
+                    *states.entry(finished.state).or_default() += 1;
                     if let Some(scope) = finished.scope {
                         self.checks.ask(scope);
                     }

@@ -2,8 +2,9 @@
 
 use super::{ENVIRONMENT, scratch::Scratch, watch};
 use crate::{
-    embedded::{Tether, ids_of},
     handler::{BuildError, Config},
+    passwd::ids_of,
+    tether::Tether,
 };
 use rustix::process::{Resource, Rlimit, Signal};
 use std::{

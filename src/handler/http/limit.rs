@@ -20,7 +20,7 @@ struct Inner {
     name: String,
     most: f64,
     state: Mutex<State>,
-    /// Somebody ended, or the limit has risen.
+    /// A request ended, or the limit has risen.
     room: Notify,
 }
 

@@ -1,11 +1,11 @@
 //! At most so many requests in a time, by all replicas together: each reserves its moment in the database.
 //!
 //! A fiber waits for a turn that comes soon. For a later one it gives back what it has: a turn that is reserved and never used would
-//! be lost to all, and the wait is nobody's failed attempt.
+//! be lost to all, and the wait is no failed attempt.
 
 use crate::{
+    error_text::describe,
     handler::sql::Database,
-    periodic::describe,
     store::rates::{self, Turn},
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

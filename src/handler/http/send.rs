@@ -2,8 +2,8 @@
 
 use super::{Http, rate::NoTurn};
 use crate::backoff::LONGEST_ASKED;
+use crate::error_text::describe;
 use crate::handler::{Failed, protocol};
-use crate::periodic::describe;
 use reqwest::{
     Response, StatusCode,
     header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER},
@@ -69,7 +69,7 @@ impl Http {
         let (answer, strain) = match request.body(body).send().await {
             Ok(response) => self.read(response).await,
             Err(error) => {
-                // Whoever does not answer in time, or at all, is not helped by more requests.
+                // A service that does not answer in time, or at all, is not helped by more requests.
                 (later(failure(&error, timeout)), Strain::Struggling(None))
             }
         };
@@ -77,7 +77,7 @@ impl Http {
             Strain::None => permit.went_well(),
             Strain::Struggling(pause) => permit.was_too_much(pause.map(|pause| pause.min(LONGEST_PAUSE))),
         }
-        self.tap.saw(|| (asked.unwrap_or_default(), told(&answer)));
+        self.tap.saw(|| (asked.unwrap_or_default(), summary(&answer)));
         answer
     }
 
@@ -137,7 +137,7 @@ fn unavailable(after: Duration) -> Answer {
     Answer::Unavailable { error, after }
 }
 
-fn told(answer: &Answer) -> String {
+fn summary(answer: &Answer) -> String {
     match answer {
         Answer::Reply(bytes) => String::from_utf8_lossy(bytes).into_owned(),
         Answer::Unavailable { error, .. } => error.clone(),

@@ -9,8 +9,8 @@ use crate::{
 };
 use std::time::Duration;
 
-fn settled(asked: &[i32], reply: &str) -> (Vec<(i32, Outcome)>, Leftovers) {
-    let (rows, left) = settle(asked.iter().copied(), read_rows(reply.as_bytes()).unwrap());
+fn assigned(asked: &[i32], reply: &str) -> (Vec<(i32, Outcome)>, Leftovers) {
+    let (rows, left) = assign(asked.iter().copied(), read_rows(reply.as_bytes()).unwrap());
     (rows.into_iter().map(|(line, outcome)| (line, outcome.checked())).collect(), left)
 }
 
@@ -42,22 +42,24 @@ fn error_of(outcome: &Outcome) -> &str {
 fn results_are_passed_through_as_they_stand() {
     let text = r#"{"b":1.000, "a": [1e3 ,"\u00e9"], "b":2}"#;
     let (rows, left) =
-        settled(&[7], &format!(r#"{{"rows":[{{"line":7,"outcome":"succeeded","result":{text}}}]}}"#));
+        assigned(&[7], &format!(r#"{{"rows":[{{"line":7,"outcome":"succeeded","result":{text}}}]}}"#));
     assert_eq!(rows, [(7, ok(text))]);
     assert!(left.is_none());
 }
 
 #[test]
 fn one_outcome_may_stand_for_all_and_rows_overrule_it() {
-    let (rows, left) =
-        settled(&[1, 2, 3], r#"{"outcome":"succeeded","rows":[{"line":2,"outcome":"failed","error":"no"}]}"#);
+    let (rows, left) = assigned(
+        &[1, 2, 3],
+        r#"{"outcome":"succeeded","rows":[{"line":2,"outcome":"failed","error":"no"}]}"#,
+    );
     assert!(matches!(rows[0].1, Outcome::Succeeded(_)) && matches!(rows[2].1, Outcome::Succeeded(_)));
     assert_eq!(rows[1].1, Outcome::Failed("no".into()));
     assert!(left.is_none());
 }
 
 #[test]
-fn missing_duplicate_unknown_and_malformed_rows_touch_nobody_else() {
+fn missing_duplicate_unknown_and_malformed_rows_touch_no_other_row() {
     let reply = r#"{"rows":[
         {"line":1,"outcome":"succeeded","result":1},
         {"line":1,"outcome":"failed","error":"twice"},
@@ -67,7 +69,7 @@ fn missing_duplicate_unknown_and_malformed_rows_touch_nobody_else() {
         {"line":99,"outcome":"failed","error":"whose?"},
         {"line":4,"outcome":"retry","error":"later","retry_after":2.5},
         {"line":5,"outcome":"succeeded","result":"\u0000"}]}"#;
-    let (rows, left) = settled(&[1, 2, 3, 4, 5, 6], reply);
+    let (rows, left) = assigned(&[1, 2, 3, 4, 5, 6], reply);
     assert_eq!(rows[0], (1, ok("1")));
     assert!(error_of(&rows[1].1).contains("sucess"), "{rows:?}");
     assert_eq!(error_of(&rows[2].1), "no outcome for this line in the reply");
@@ -97,7 +99,7 @@ fn what_is_no_reply_is_told_with_its_beginning() {
 #[test]
 fn odd_waits_do_no_harm() {
     for wait in ["-1", "1e300", "null", "0"] {
-        let (rows, _) = settled(&[1], &format!(r#"{{"outcome":"retry","retry_after":{wait}}}"#));
+        let (rows, _) = assigned(&[1], &format!(r#"{{"outcome":"retry","retry_after":{wait}}}"#));
         assert!(matches!(rows[0].1, Outcome::Retry { .. }), "{wait}: {rows:?}");
     }
 }
@@ -132,7 +134,7 @@ fn a_request_says_everything_and_stays_on_one_line() {
 
 #[test]
 fn rows_to_append_stand_in_a_row_s_own_entry_and_are_checked() {
-    let (rows, _) = settled(
+    let (rows, _) = assigned(
         &[1, 2],
         r#"{"rows":[{"line":1,"outcome":"succeeded","append":[{"a":1.0},null]},
                     {"line":2,"outcome":"succeeded","append":[1,"\u0000"]}]}"#,
@@ -143,12 +145,10 @@ fn rows_to_append_stand_in_a_row_s_own_entry_and_are_checked() {
         matches!(&rows[1].1, Outcome::Failed(failed) if failed.error.starts_with("appended row 2 ")),
         "{rows:?}"
     );
-    let (rows, _) = settled(&[1, 2], r#"{"outcome":"succeeded","append":[1]}"#);
-    assert!(
-        rows.iter().all(
-            |(_, told)| matches!(told, Outcome::Retry { error, .. } if error.error.contains("own entry"))
-        )
-    );
+    let (rows, _) = assigned(&[1, 2], r#"{"outcome":"succeeded","append":[1]}"#);
+    assert!(rows.iter().all(
+        |(_, outcome)| matches!(outcome, Outcome::Retry { error, .. } if error.error.contains("own entry"))
+    ));
     let task = read_task(br#"{"outcome":"succeeded","append":[1]}"#).unwrap();
     assert!(matches!(task, TaskOutcome::Failed(failed) if failed.error.contains("append_rows")));
     // Nor has a task a file: that is said, whatever became of it.
@@ -197,9 +197,9 @@ fn the_replies_in_the_manual_are_understood() {
     let blocks: Vec<&str> =
         manual.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     let [_, rows, _, task, _, row] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
-    let (settled, left) = settled(&[1, 2], rows);
-    assert!(left.is_none() && matches!(settled[0].1, Outcome::Succeeded(_)), "{settled:?}");
-    assert!(matches!(settled[1].1, Outcome::Retry { after: Some(_), .. }), "{settled:?}");
+    let (assigned, left) = assigned(&[1, 2], rows);
+    assert!(left.is_none() && matches!(assigned[0].1, Outcome::Succeeded(_)), "{assigned:?}");
+    assert!(matches!(assigned[1].1, Outcome::Retry { after: Some(_), .. }), "{assigned:?}");
     let TaskOutcome::Done(done) = read_task(task.as_bytes()).unwrap() else { panic!("{task}") };
     assert_eq!((done.spawn.len(), done.after.len()), (1, 1));
     fits(&serde_json::from_str(task).unwrap(), &schema, "task");

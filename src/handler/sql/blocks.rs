@@ -2,8 +2,7 @@
 //! one transaction that holds the block's token: exactly once.
 
 use super::{
-    Blame, CONFLICT_RETRIES, Condition, End, Loss, QualifiedName, Sql, Watched, blame, bystander, code_of,
-    in_its_words, is_conflict, session,
+    Blame, CONFLICT_RETRIES, Loss, Sql, Watched, blame, bystander, code_of, in_its_words, is_conflict,
 };
 use crate::{
     backoff, error_group,
@@ -11,9 +10,9 @@ use crate::{
     json::Json,
     lines::Lines,
     store::{
-        LONGEST_BACKOFF,
         flush::{self, BlockWrite, Outcomes},
         pages::InputRow,
+        procedures::{self, Condition, End},
         tasks,
     },
 };
@@ -26,22 +25,6 @@ use tokio_postgres::{Error, Row};
 
 /// How long the server's own limit has before ours cuts the connection.
 const SERVER_FIRST: Duration = Duration::from_secs(2);
-
-/// Everything of a function of this name.
-pub(super) fn statement(function: &QualifiedName) -> String {
-    format!("SELECT {ALL} FROM {function}($1::bigint, $2::jsonb, $3::jsonb) AS f")
-}
-
-const ALL: &str = "f.*";
-
-/// What is read of it. The columns `error_code` and `outputs` are a function's own choice.
-fn selection(statement: &str, columns: &[tokio_postgres::Column]) -> String {
-    let has = |name: &str| columns.iter().any(|column| column.name() == name);
-    let code = if has("error_code") { "f.error_code::text" } else { "NULL::text" };
-    let outputs = if has("outputs") { "f.outputs::jsonb" } else { "NULL::jsonb" };
-    let read = format!("f.line::int, f.outcome::text, f.result::jsonb, f.error::text, {code}, {outputs}");
-    statement.replacen(ALL, &read, 1)
-}
 
 /// What a call of the function came to.
 enum Called {
@@ -126,8 +109,7 @@ impl Sql {
                 Err(Failure::Away(error) | Failure::Lost(error) | Failure::Limit(error)) => {
                     outages += 1;
                     tracing::warn!(command = call.command, error, "the database is away; trying again");
-                    tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, outages))
-                        .await;
+                    tokio::time::sleep(backoff::of_database(outages)).await;
                     match self.still_open(call, piece, sink).await {
                         Some(open) => pieces.push(open),
                         None => return sink.report(Report::NotHeld),
@@ -155,8 +137,7 @@ impl Sql {
                 Ok(open) => break open?,
                 Err(_) => {
                     tries += 1;
-                    tokio::time::sleep(backoff::delay(Duration::from_millis(50), LONGEST_BACKOFF, tries))
-                        .await;
+                    tokio::time::sleep(backoff::of_database(tries)).await;
                 }
             }
         };
@@ -218,9 +199,9 @@ impl Sql {
         client.batch_execute(&self.begin(call.timeout)).await?;
         // Only described, never run.
         let all = client.prepare_cached(&self.select).await?;
-        let select = client.prepare_cached(&selection(&self.select, all.columns())).await?;
+        let select = client.prepare_cached(&procedures::outcomes_read(&self.select, all.columns())).await?;
         let answered = client.query(&select, &[&call.block.batch, call.context, &given]).await?;
-        let (outcomes, left) = protocol::settle(rows.iter().map(|row| row.line), read(&answered));
+        let (outcomes, left) = protocol::assign(rows.iter().map(|row| row.line), read(&answered));
         if !left.is_none() {
             tracing::warn!(
                 command = call.command,
@@ -230,7 +211,7 @@ impl Sql {
             );
         }
         if purpose == Purpose::Rehearsal {
-            let condition = session::end(client, End::Rollback).await?;
+            let condition = procedures::end(client, End::Rollback).await?;
             return Ok((Called::Rehearsed(outcomes), condition));
         }
         client.batch_execute(tasks::AS_OURSELVES).await?;
@@ -241,10 +222,10 @@ impl Sql {
         let write = BlockWrite { block: call.block, part: call.parts.next(), outcomes, close: None };
         if !flush::write_within(client, write).await? {
             // Our effects vanish.
-            return Ok((Called::Refused, session::end(client, End::Rollback).await?));
+            return Ok((Called::Refused, procedures::end(client, End::Rollback).await?));
         }
         crate::failpoint!("sql.block.before_commit", client);
-        let condition = session::end(client, End::Commit).await?;
+        let condition = procedures::end(client, End::Commit).await?;
         crate::failpoint!("sql.block.committed", client);
         Ok((Called::Committed { lines, succeeded, failed, again }, condition))
     }

@@ -4,7 +4,10 @@
 //! When a backend crashes, PostgreSQL ends all others and announces it to each of them. So the work whose session heard the
 //! announcement is innocent, and the work whose session heard nothing while the bystander's did is what crashed.
 
-use crate::store::connect::{Ending, Target, Watched};
+use crate::store::{
+    connect::{Ending, Target, Watched},
+    procedures,
+};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -93,6 +96,6 @@ pub(super) async fn loss(ending: &Ending, bystander: Option<&Watched>) -> Loss {
 }
 
 async fn answers(bystander: &Watched) -> bool {
-    let asked = tokio::time::timeout(MOMENT, bystander.batch_execute("SELECT 1")).await;
+    let asked = tokio::time::timeout(MOMENT, procedures::answers(bystander)).await;
     matches!(asked, Ok(Ok(())))
 }

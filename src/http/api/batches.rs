@@ -254,6 +254,6 @@ async fn steer(
     let id = place.id()?;
     steering::steer(&*api.client().await?, id, what, client.name()).await?;
     let batch = find(api, id).await?;
-    let state = if batch.aborting { "aborting".to_owned() } else { batch.state };
+    let state = if batch.aborting { "aborting".to_owned() } else { batch.state.to_string() };
     Ok(Json(Steered { id, state }))
 }

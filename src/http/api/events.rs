@@ -39,11 +39,11 @@ pub(super) async fn events(
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(SIGN_OF_LIFE)))
 }
 
-/// Somebody who follows a batch.
+/// A client that follows a batch.
 struct Follower {
     api: Api,
     id: i64,
-    /// What was told last.
+    /// What was sent last.
     last: Option<String>,
     next: Option<Progress>,
     ended: bool,
@@ -51,7 +51,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// Waits for news. None when the end has been told, or when the batch is there no more.
+    /// Waits for news. None when the end has been sent, or when the batch is there no more.
     async fn step(mut self) -> Option<(Result<Event, Infallible>, Self)> {
         if self.ended {
             return None;

@@ -1,8 +1,8 @@
-//! What a request says, by name: query parameters and fields of a JSON object. Every mistake is told, all at once; a
-//! name nobody knows is one.
+//! What a request says, by name: query parameters and fields of a JSON object. Every mistake is reported, all at once; a
+//! name that no route knows is one.
 
 use super::problem::{Mistake, Problem};
-use crate::{flow::input::check, json::Json, queue, store::tasks};
+use crate::{json::Json, json::check::check, queue, store::tasks};
 use axum::{
     extract::{FromRequestParts, RawPathParams},
     http::{HeaderMap, request::Parts},
@@ -202,7 +202,7 @@ impl Object {
     }
 }
 
-/// A name that somebody made up, fit to be shown.
+/// A name that a client made up, fit to be shown.
 fn shown(name: &str) -> String {
     name.chars().filter(|c| !c.is_control()).take(50).collect()
 }

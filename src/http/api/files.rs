@@ -9,13 +9,13 @@ use super::{
     slots::Slot,
 };
 use crate::{
+    error_text::describe,
     flow::{
         export::{Cells, ExportError, Format, Taker, export},
         outputs::Manifest,
     },
     json::Json,
     objects::Key,
-    periodic::describe,
     store::{batches::Progress, export::Rows},
 };
 use axum::{
@@ -133,7 +133,7 @@ pub(super) async fn rows(
     let slot = api.download_slot(&caller)?;
     find(&api, id).await?;
     let mut stream = Box::pin(exported(api, id, rows, format, slot));
-    // The first piece before the head: what goes wrong at the beginning is told as a problem.
+    // The first piece before the head: what goes wrong at the beginning is answered as a problem.
     let first = match stream.next().await {
         Some(Err(error)) => return Err(error.into()),
         first => first.into_iter(),
@@ -158,7 +158,7 @@ fn exported(
         export(&mut client, id, rows, format, &mut out).await.map_err(Failed::Export)
     };
     let taken = stream::unfold(received, async |mut received| Some((Ok(received.recv().await?), received)));
-    // Whoever writes and whoever takes are one stream: when the client hangs up, both end.
+    // The writer and the reader are one stream: when the client hangs up, both end.
     let ended = writing.into_stream().filter_map(async |written| written.err().map(Err));
     stream::select(taken, ended).filter_map(async |piece| match piece {
         Ok(bytes) if Bytes::is_empty(&bytes) => None,

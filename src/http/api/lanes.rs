@@ -103,7 +103,7 @@ pub(super) async fn why_batch(
 ) -> Result<Json<Why>, Problem> {
     query.done()?;
     let id = place.id()?;
-    told(format!("batch {id}"), why::batch(&**api.client().await?, id).await?)
+    answer(format!("batch {id}"), why::batch(&**api.client().await?, id).await?)
 }
 
 pub(super) async fn why_task(
@@ -113,7 +113,7 @@ pub(super) async fn why_task(
 ) -> Result<Json<Why>, Problem> {
     query.done()?;
     let id = place.id()?;
-    told(format!("task {id}"), why::task(&**api.client().await?, id).await?)
+    answer(format!("task {id}"), why::task(&**api.client().await?, id).await?)
 }
 
 pub(super) async fn why_queue(
@@ -123,15 +123,15 @@ pub(super) async fn why_queue(
 ) -> Result<Json<Why>, Problem> {
     query.done()?;
     let name = place.name()?;
-    told(format!("queue {name}"), why::queue(&**api.client().await?, &name).await?)
+    answer(format!("queue {name}"), why::queue(&**api.client().await?, &name).await?)
 }
 
 pub(super) async fn why_retention(State(api): State<Api>, query: Query) -> Result<Json<Why>, Problem> {
     query.done()?;
-    told("retention".into(), Some(why::retention(&**api.client().await?).await?))
+    answer("retention".into(), Some(why::retention(&**api.client().await?).await?))
 }
 
-fn told(subject: String, reasons: Option<Vec<Reason>>) -> Result<Json<Why>, Problem> {
+fn answer(subject: String, reasons: Option<Vec<Reason>>) -> Result<Json<Why>, Problem> {
     match reasons {
         Some(reasons) => Ok(Json(Why { subject, reasons })),
         None => Err(Problem::not_found(&subject)),

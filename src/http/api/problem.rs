@@ -1,9 +1,9 @@
 //! Every error of the API is a problem document (RFC 9457): what is wrong and what to do, never a payload or a secret.
 
 use crate::{
+    error_text::describe,
     flow::{export::ExportError, input::InputError, submit::SubmitError},
     objects::ObjectError,
-    periodic::describe,
     store::{
         fault::{self, Fault},
         retention,
@@ -71,9 +71,9 @@ impl Problem {
 
     /// The request cannot be understood: every mistake of it at once.
     pub(crate) fn mistakes(errors: Vec<Mistake>) -> Self {
-        let told: Vec<String> =
+        let sentences: Vec<String> =
             errors.iter().map(|mistake| format!("{}: {}", mistake.name, mistake.problem)).collect();
-        Self { errors, ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", told.join("; ")) }
+        Self { errors, ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", sentences.join("; ")) }
     }
 
     pub(crate) fn mistake(name: &str, problem: impl Into<String>) -> Self {

@@ -137,7 +137,7 @@ fn new_task(body: &[u8], most: usize) -> Result<NewTask, Problem> {
 
 /// A number such as 1e131071 is a few bytes here and 131072 wherever it is read.
 fn refuse_large(payload: &Json, most: usize) -> Result<(), Problem> {
-    let expansion = crate::flow::input::check(payload.text()).unwrap_or(u64::MAX);
+    let expansion = crate::json::check::check(payload.text()).unwrap_or(u64::MAX);
     if expansion.saturating_add(payload.len() as u64) > most as u64 {
         let detail =
             format!("the payload has more than {most} bytes (submit.max_row_bytes), exponents spelled out");

@@ -98,7 +98,7 @@ impl Pump {
         loop {
             let piece = self.next().await;
             let is_last = !matches!(piece, Piece::Bytes(_));
-            // Nobody reads any more: the work has an error of its own to tell.
+            // The reader is gone: the work has an error of its own to report.
             if self.pieces.send(piece).await.is_err() || is_last {
                 return;
             }

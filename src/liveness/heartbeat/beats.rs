@@ -1,12 +1,13 @@
-//! Beats in PostgreSQL by the clock, and at once when somebody could take us for dead.
+//! Beats in PostgreSQL by the clock, and at once when another worker could take us for dead.
 
 use super::Heartbeat;
+use crate::state::WorkerState;
 use crate::{
     backoff,
-    periodic::describe,
+    error_text::describe,
     store::{
         connect::{ConnectError, OneShot},
-        workers::{self, Beat, Mood},
+        workers::{self, Beat},
     },
     worker_id::WorkerId,
 };
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The name under which the readiness knows us.
 const PART: &str = "heartbeat";
-/// Without the session lock only beats keep others from burying us: they look every second, for three.
+/// Without the session lock only beats keep others from declaring us dead: they look every second, for three.
 const WITHOUT_LOCK: Duration = Duration::from_secs(1);
 /// After a failed beat the next one follows soon: the others wait `settle` for it, not longer.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(2);
@@ -31,7 +32,7 @@ enum BeatError {
     Silent(Duration),
 }
 
-/// `beaten` is told of every beat as it begins.
+/// `beaten` is notified of every beat as it begins.
 pub(super) async fn beat(heart: &Heartbeat, beaten: &Notify, stop: &CancellationToken) {
     let mut beats = Beats { heart, beaten, connection: None, failures: 0, taken_at: Instant::now() };
     let mut session = heart.session.watch();
@@ -47,7 +48,7 @@ pub(super) async fn beat(heart: &Heartbeat, beaten: &Notify, stop: &Cancellation
                 () = stop.cancelled() => return true,
                 () = tokio::time::sleep_until(next) => {}
                 _ = session.changed() => {}
-                // Whoever asks why nothing moves should not have to wait for the next beat.
+                // An operator who asks why nothing moves should not have to wait for the next beat.
                 _ = trouble.changed() => {}
                 () = heart.drain.cancelled(), if !draining => draining = true,
             }
@@ -88,19 +89,19 @@ impl Beats<'_> {
         self.beaten.notify_one();
         match self.beat_postgres(&id).await {
             Ok(Beat::Taken { gap }) => self.taken(gap),
-            Ok(Beat::Refused) => self.begin_anew(&id).await,
+            Ok(Beat::Refused) => self.take_a_new_name(&id).await,
             Err(error) => self.failed(&error),
         }
     }
 
     async fn beat_postgres(&mut self, id: &WorkerId) -> Result<Beat, BeatError> {
         let sent = Instant::now();
-        let mood = if self.heart.drain.is_cancelled() { Mood::Draining } else { Mood::Alive };
+        let state = if self.heart.drain.is_cancelled() { WorkerState::Draining } else { WorkerState::Alive };
         let limit = limit(self.heart.config.heartbeat_ttl);
         let trouble = self.heart.health.trouble();
         let beat = async {
             let client = self.client().await?;
-            Ok(workers::beat_if_living(client, id, mood, trouble.as_deref()).await?)
+            Ok(workers::beat_if_living(client, id, state, trouble.as_deref()).await?)
         };
         let beaten = tokio::time::timeout(limit, beat).await.unwrap_or(Err(BeatError::Silent(limit)));
         match &beaten {
@@ -154,13 +155,13 @@ impl Beats<'_> {
     }
 
     /// Others found us silent and have, or will have, our blocks. Nothing of what we hold can be written any more.
-    async fn begin_anew(&mut self, old: &WorkerId) {
+    async fn take_a_new_name(&mut self, old: &WorkerId) {
         let heart = self.heart;
         let lost = heart.held.fence_all();
         let new = WorkerId::new();
         tracing::warn!(old = %old, new = %new, blocks = lost,
             "this worker was declared dead; its blocks are given up and it goes on under a new name");
-        heart.metrics.liveness.rebirths.inc();
+        heart.metrics.liveness.renamed.inc();
         let sent = Instant::now();
         let enlisted = async {
             let client = self.client().await?;

@@ -1,11 +1,11 @@
 //! Keeps the set in Redis equal to what fibers run: added when a fiber begins, removed only after its end was committed.
 //!
-//! It compares, it does not follow: whatever was lost on the way, the next comparison puts right, and the walk of a row
+//! It compares, it does not follow: whatever was lost on the way, the next comparison repairs, and the walk of a row
 //! never waits for Redis.
 
 use super::{Heartbeat, Roll};
 use crate::{
-    flow::held::Holding,
+    held::Holding,
     liveness::{roll::Away, tracked},
     worker_id::WorkerId,
 };
@@ -32,7 +32,7 @@ pub(super) async fn track(
             Ok(()) => GATHER,
             Err(error) => {
                 tracing::debug!(%error, "what is in hand was not written to Redis");
-                // What is there now, nobody knows.
+                // What is there now is not known.
                 copy.written = None;
                 AGAIN
             }
@@ -67,7 +67,7 @@ impl Copy<'_> {
     async fn update(&mut self, heart: &Heartbeat) -> Result<(), Away> {
         let id = heart.identity.id();
         if id != self.of {
-            // Another name, another set; the old one is left to whoever recovers it.
+            // Another name, another set; the old one is left to the worker that recovers it.
             self.of = id;
             self.written = None;
         }

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// Beats whenever `beaten` says so; several that came during one call to Redis are one. Tells `missing` when the set of what
-/// is in hand has to be written anew.
+/// is in hand has to be written again.
 pub(super) async fn testify(
     heart: &Heartbeat,
     roll: Option<&Roll>,
@@ -39,7 +39,7 @@ async fn beat(heart: &Heartbeat, roll: &Roll, missing: &Notify, id: &WorkerId) {
     }
     let config = &heart.config;
     match roll.beat(id, config.heartbeat_ttl, config.rows_ttl).await {
-        // The set has run out or was emptied: written anew if there is anything to write.
+        // The set has run out or was emptied: written again if there is anything to write.
         Ok(false) => missing.notify_one(),
         Ok(true) => {}
         Err(error) => tracing::debug!(%error, "no heartbeat in Redis"),

@@ -150,7 +150,7 @@ impl Client {
         if let Some(cause) = bad_certificate(error) {
             return ObjectError::Untrusted { op, at, endpoint, cause };
         }
-        // A connection nobody takes is told apart from an answer that does not come.
+        // A connection that is not accepted is distinguished from an answer that does not come.
         if error.is_timeout() && !error.is_connect() {
             return ObjectError::Timeout { op, at, after: silence };
         }

@@ -1,7 +1,7 @@
 //! Credentials come from the config, else from the AWS variables of the environment, else opening fails.
 //!
 //! They are never looked for in files of a home directory or asked of a metadata service: a worker that writes with
-//! somebody else's rights is worse than one that says it has none.
+//! another user's rights is worse than one that says it has none.
 
 use s3::creds::Credentials;
 

@@ -1,6 +1,6 @@
 //! One multipart upload: completed, or aborted, however its owner goes.
 //!
-//! Parts left by an upload nobody ends are stored and paid for, unseen. So the upload's value stands for it from the
+//! Parts left by an upload that is never ended are stored and paid for, unseen. So the upload's value stands for it from the
 //! moment the server knows it, and dropping that value aborts it. Only the death of the process can leave one behind;
 //! a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes it then.
 
@@ -41,7 +41,7 @@ pub(super) struct Upload {
     parts: Vec<Part>,
     begun: u32,
     completed: bool,
-    /// Given back after the abort has its own, so that whoever waits for the store waits for the abort too.
+    /// Given back after the abort has its own, so that a caller that waits for the store waits for the abort too.
     _under_way: TaskTrackerToken,
 }
 
@@ -70,7 +70,7 @@ impl Upload {
     ) -> Result<Self, ObjectError> {
         let target = Target { client: client.clone(), path, id: String::new(), content_type };
         let (at, tracker) = (client.location(&target.path), chores.clone());
-        // In a task of its own: dropped while the request is under way, nobody would learn the id to abort. So the
+        // In a task of its own: dropped while the request is under way, the id to abort would be lost. So the
         // task goes on, and its Upload is dropped unread.
         let begun = chores.spawn(async move {
             let target = target.begin().await?;

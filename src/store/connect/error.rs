@@ -1,4 +1,4 @@
-//! Why a connection failed, told apart by cause, with what to do about each.
+//! Why a connection failed, distinguished by cause, with what to do about each.
 
 use std::error::Error;
 use std::io;
@@ -8,7 +8,7 @@ use rustls::CertificateError;
 use tokio_postgres::error::SqlState;
 
 use super::{ParseError, Target, TlsError};
-use crate::periodic::describe;
+use crate::error_text::describe;
 
 /// A connection that could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +59,7 @@ pub enum Cause {
     TlsRefused,
     #[error("the server's certificate is for another name")]
     CertificateName,
-    #[error("the server's certificate comes from nobody we trust")]
+    #[error("the server's certificate is not signed by an authority we trust")]
     CertificateIssuer,
     #[error("the server's certificate is not acceptable")]
     Certificate,

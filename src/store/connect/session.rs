@@ -2,7 +2,7 @@
 //!
 //! A belt: every statement names its schema and every BEGIN its isolation. Not for sessions that run the users'
 //! procedures (they may count on their role's settings), nor behind a transaction pooler: there a SET stays on a
-//! server connection that somebody else gets next.
+//! server connection that another client gets next.
 
 use std::time::Duration;
 

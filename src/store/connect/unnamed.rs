@@ -1,8 +1,8 @@
 //! Prepared statements without their names, for a pooler in transaction mode.
 //!
 //! The driver prepares by name and uses the name later; behind such a pooler "later" is another server session, which
-//! does not know it, or knows somebody else's. So the names stay on this side: every use of a statement is sent together
-//! with its text, as the unnamed one, and the acknowledgement that nobody here expects is taken out of the answers. All
+//! does not know it, or knows another client's. So the names stay on this side: every use of a statement is sent together
+//! with its text, as the unnamed one, and the acknowledgement that the driver does not expect is taken out of the answers. All
 //! of it happens within one message group (up to its Sync), which no pooler takes apart.
 //!
 //! Pure bookkeeping over the bytes of one connection; `wire` moves them.
@@ -97,7 +97,7 @@ impl Unnamed {
                 let (name, _) = string(&body[1..]);
                 match tag {
                     b'D' => self.recall(name, out),
-                    // Closing the unnamed statement, wherever it goes, takes nothing from anybody.
+                    // Closing the unnamed statement, wherever it goes, takes nothing from any client.
                     _ => drop(self.known.remove(name)),
                 }
                 send(tag, &[b"S\0"], out);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_the_middle_of_a_pipeline_confuses_nobody() {
+    fn an_error_in_the_middle_of_a_pipeline_confuses_nothing() {
         let mut line = Line::new();
         line.write(&[(b'P', "a|A|"), (b'S', ""), (b'P', "b|B|"), (b'S', "")]);
         assert_eq!(line.answer("1Z1Z"), "1Z1Z");

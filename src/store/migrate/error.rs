@@ -16,7 +16,7 @@ pub enum MigrateError {
     #[error("reading musterd.schema_history: check the connection and the user's rights on schema musterd")]
     History { source: tokio_postgres::Error },
     #[error(
-        "musterd.schema_history has an entry V{version} that nobody wrote so: restore the table from a backup"
+        "musterd.schema_history has an entry V{version} that no musterd wrote: restore the table from a backup"
     )]
     Garbled { version: i32 },
     #[error("database is at V{database}, this binary knows up to V{binary}: deploy a newer musterd")]

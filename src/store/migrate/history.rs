@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_listed_in_order_whoever_knows_them() {
+    fn versions_are_listed_in_order_whichever_side_knows_them() {
         let all = compare(&known(&[10, 2, 1]), vec![entry(1), entry(11)]);
         let seen: Vec<_> = all.iter().map(|status| (status.version, status.state)).collect();
         use MigrationState::{Applied, Pending, Unknown};

@@ -24,7 +24,7 @@ pub(super) struct Lock(());
 impl Lock {
     pub(super) async fn acquire(client: &Client, wait: Duration) -> Result<Self, MigrateError> {
         let start = Instant::now();
-        let mut told = false;
+        let mut is_logged = false;
         loop {
             if try_lock(client).await? {
                 return Ok(Self(()));
@@ -33,10 +33,10 @@ impl Lock {
                 let waited = humantime::format_duration(wait);
                 return Err(MigrateError::Locked { holder: holder(client).await?, waited });
             }
-            if !told {
+            if !is_logged {
                 let holder = holder(client).await?;
                 info!(holder, "another migration is running ({holder}); waiting for it");
-                told = true;
+                is_logged = true;
             }
             sleep(PAUSE).await;
         }

@@ -1,6 +1,8 @@
 //! What concerns one batch.
 
 use super::beating;
+use crate::state::State;
+use crate::store::trip::{self, COMMIT};
 use crate::{
     lines::Lines,
     store::{batches::Unbalanced, moment},
@@ -10,7 +12,7 @@ use tokio_postgres::{Error, GenericClient, Row, error::SqlState, types::ToSql};
 
 #[derive(Clone, Debug)]
 pub struct BatchFacts {
-    pub state: String,
+    pub state: State,
     pub queue: String,
     pub command: String,
     pub priority: i32,
@@ -176,19 +178,13 @@ pub async fn audit(client: &impl GenericClient, id: i64) -> Result<Audit, Error>
           FROM musterd.batches_over b CROSS JOIN LATERAL musterd.audit(b.id) a WHERE b.id = $1";
     let statement = client.prepare(SQL).await?;
     let params: [&(dyn ToSql + Sync); 1] = [&id];
-    // Sent in one go: the session is never left in the middle of the transaction, whatever becomes of the caller.
-    let (begun, found, ended) = tokio::join!(
-        biased;
-        client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL statement_timeout = '5s'"),
-        client.query_opt(&statement, &params),
-        client.batch_execute("COMMIT"),
-    );
-    begun?;
-    let found = match found {
+    const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL statement_timeout = '5s'";
+    let session = client.client();
+    let asking = session.query_opt(&statement, &params);
+    let found = match trip::run(session, BEGIN, asking, session.batch_execute(COMMIT)).await {
         Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => return Ok(Audit::TimedOut),
         found => found?,
     };
-    ended?;
     let Some(row) = found else { return Ok(Audit::Balanced) };
     let (missing, aborting): (Lines, bool) = (row.get(0), row.get(3));
     let missing = if aborting { Lines::new() } else { missing };

@@ -1,7 +1,12 @@
 //! What became of the attempts of tasks, written by their token.
 
 use super::TaskRef;
-use crate::{failpoint, json::Json};
+use crate::{
+    failpoint,
+    json::Json,
+    state::State,
+    store::trip::{self, COMMIT},
+};
 use deadpool_postgres::Object;
 use std::{collections::HashMap, time::Duration};
 use tokio_postgres::{Error, Row, types::ToSql};
@@ -53,7 +58,7 @@ impl TaskEnd {
 /// What really became of a task that was still held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
-    pub state: String,
+    pub state: State,
     /// The scope that may be over now.
     pub scope: Option<i64>,
 }
@@ -91,18 +96,12 @@ pub async fn finish_if_held(client: &Object, writes: &[TaskWrite], locked: Locke
     let statement = client.prepare_cached(FINISH).await?;
     let pass_by = locked == Locked::PassBy;
     let params = columns.params(&pass_by);
-    // Sent in one go and answered in order; a statement that fails makes the COMMIT a rollback.
-    let begin =
-        client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '300ms'");
-    let finish = client.query_one(&statement, &params);
+    const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '300ms'";
     let end = async {
         failpoint!("tasks.before_commit", client);
-        client.batch_execute("COMMIT").await
+        client.batch_execute(COMMIT).await
     };
-    let (begun, finished, ended) = tokio::join!(biased; begin, finish, end);
-    begun?;
-    let answer = finished?;
-    ended?;
+    let answer = trip::run(client, BEGIN, client.query_one(&statement, &params), end).await?;
     failpoint!("tasks.committed", client);
     Ok(read(&answer))
 }
@@ -118,12 +117,12 @@ pub async fn is_held(client: &Object, task: TaskRef) -> Result<bool, Error> {
 pub(super) fn read(answer: &Row) -> Finish {
     let column = |place| answer.get::<_, Option<Vec<Option<i64>>>>(place).unwrap_or_default();
     let (ids, scopes) = (column(0), column(2));
-    let states = answer.get::<_, Option<Vec<Option<&str>>>>(1).unwrap_or_default();
+    let states = answer.get::<_, Option<Vec<Option<State>>>>(1).unwrap_or_default();
     let mut finish = Finish { finished: HashMap::with_capacity(ids.len()), uncles: Vec::new() };
     for ((id, state), scope) in ids.into_iter().zip(states).zip(scopes) {
         match (id, state) {
             (Some(id), Some(state)) => {
-                finish.finished.insert(id, Finished { state: state.to_owned(), scope });
+                finish.finished.insert(id, Finished { state, scope });
             }
             _ => finish.uncles.extend(scope),
         }

@@ -1,9 +1,8 @@
 //! Many tasks of one command: groups of payloads, as they are read, in one transaction.
 
-use super::super::submissions::{SubmissionError, better_reason};
 use crate::{
-    flow::submit::{SubmitError, Whole},
     json::Json,
+    store::submissions::{ReadFailure, SubmissionError, Whole, better_reason},
     traceparent::Traceparent,
 };
 use serde::Serialize;
@@ -41,12 +40,12 @@ fn failed(operation: &'static str) -> impl Fn(Error) -> SubmissionError {
 
 /// Enqueues every group that comes: all or nothing. `read` ends when the last of them was made, with how many payloads they
 /// hold or the reason why there is nothing to enqueue after all.
-pub async fn enqueue_groups(
+pub async fn enqueue_groups<E: ReadFailure>(
     client: &mut Client,
     task: &NewTasks,
     groups: mpsc::Receiver<Vec<Json>>,
-    read: impl Future<Output = Result<Whole, SubmitError>>,
-) -> Result<EnqueuedMany, SubmitError> {
+    read: impl Future<Output = Result<Whole, E>>,
+) -> Result<EnqueuedMany, E> {
     // The source may pause between two groups for longer than a transaction of ours may otherwise be idle.
     const PATIENT: &str = "SET LOCAL idle_in_transaction_session_timeout = 0";
     let transaction = client

@@ -1,5 +1,6 @@
 //! Tasks as people see them.
 
+use crate::state::State;
 use crate::{
     json::Json,
     store::{
@@ -15,7 +16,7 @@ use tokio_postgres::{Error, GenericClient, Row, types::ToSql};
 #[derive(Clone, Debug, Serialize)]
 pub struct Shown {
     pub id: i64,
-    pub state: String,
+    pub state: State,
     pub parent_id: Option<i64>,
     pub queue: String,
     pub command: String,
@@ -47,7 +48,7 @@ impl Shown {
         let states: Vec<String> = row.get("child_states");
         let children_by_state: BTreeMap<_, i64> =
             states.into_iter().zip(row.get::<_, Vec<i64>>("child_counts")).collect();
-        let is_open = |state: &str| !FINAL.contains(&state);
+        let is_open = |state: &str| !state.parse::<State>().is_ok_and(State::is_final);
         Self {
             id: row.get("id"),
             state: row.get("state"),
@@ -76,7 +77,7 @@ impl Shown {
     }
 
     pub fn is_over(&self) -> bool {
-        FINAL.contains(&self.state.as_str())
+        self.state.is_final()
     }
 
     /// Roughly what it takes in memory.
@@ -96,9 +97,6 @@ const SHOWN: &str = "SELECT t.id, t.state::text AS state, t.parent_id, t.queue, 
            SELECT ARRAY (SELECT e.key FROM pg_catalog.jsonb_each_text(j.children) e) AS states,
                   ARRAY (SELECT e.value::bigint FROM pg_catalog.jsonb_each_text(j.children) e) AS counts
              FROM (SELECT musterd.children_by_state(t.id) AS children OFFSET 0) j) c";
-
-/// The states of a task that has ended.
-const FINAL: [&str; 3] = ["succeeded", "failed", "aborted"];
 
 pub async fn show(client: &impl GenericClient, id: i64) -> Result<Option<Shown>, Error> {
     let row = client.query_opt(&format!("{SHOWN} WHERE t.id = $1"), &[&id]).await?;

@@ -10,10 +10,10 @@ use std::{
 /// every second.
 pub(super) const GONE_FOR: Duration = Duration::from_millis(2_900);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Suspects(HashMap<String, Suspicion>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Suspicion {
     found: Lockless,
     since: Instant,
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_look_condemns_nobody_and_three_silent_seconds_do() {
+    async fn one_look_condemns_no_worker_and_three_silent_seconds_do() {
         let mut suspects = Suspects::default();
         assert_eq!(suspects.look(vec![lockless(1, 1)], None).await, []);
         assert_eq!(suspects.look(vec![lockless(1, 1)], None).await, [], "too soon");
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_beat_a_new_lock_or_a_lock_seen_again_begins_anew() {
+    async fn a_beat_a_new_lock_or_a_lock_seen_again_starts_the_count_over() {
         for (name, between) in [
             ("beat", vec![lockless(2, 1)]),
             ("another session", vec![lockless(1, 2)]),

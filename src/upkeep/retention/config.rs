@@ -1,6 +1,6 @@
 //! The `[retention]` section: how long things stay after their end.
 
-use crate::{config::Problems, keep::Keep, queue, store::retention as store};
+use crate::{keep::Keep, problems::Problems, queue, store::retention as store};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -85,7 +85,7 @@ impl Config {
         }
     }
 
-    /// What the database is told.
+    /// What is written to the database.
     pub fn policy(&self) -> store::Policy {
         let rule = |(name, rule): (&String, &Rule)| store::Rule {
             name: name.clone(),

@@ -2,12 +2,12 @@
 
 use super::RetentionError;
 use crate::{
+    error_text::describe,
     failpoint,
     flow::{archive, outputs},
     json::Json,
     metrics::Metrics,
     objects::{self, ObjectError},
-    periodic::describe,
     store::{
         Store,
         retention::{self, Due, Page, Step, Wanted},
@@ -88,7 +88,7 @@ impl Meter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum On {
     Go,
-    /// Told to stop, or another worker is at it.
+    /// Asked to stop, or another worker is at it.
     End,
 }
 

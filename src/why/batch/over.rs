@@ -1,6 +1,6 @@
 //! A batch that has nothing left to run and has not ended: whether its lines add up, and what its end waits for.
 
-use super::{Reason, ago, no_worker, rows};
+use super::{Code, Reason, ago, no_worker, rows};
 use crate::{
     lines::Lines,
     store::{
@@ -50,13 +50,13 @@ impl Over {
                     "batch {id} has nothing left to run and is being audited line by line before its end; it is so large that \
                      this takes longer than a few seconds"
                 );
-                reasons.push(Reason::new("auditing", sentence));
+                reasons.push(Reason::new(Code::Auditing, sentence));
             }
             // The reason that it is being aborted is enough.
             _ if facts.aborting => {}
             Self::JustNow => {
                 reasons.push(Reason::new(
-                    "ending",
+                    Code::Ending,
                     format!("every row of batch {id} has ended; a worker is about to end it"),
                 ));
             }
@@ -80,7 +80,7 @@ fn unbalanced(id: i64, found: &Unbalanced) -> Reason {
                 format!(", nothing is recorded of {}", named(missing))
             }
         );
-        return Reason::new("unbalanced", sentence).advise(format!(
+        return Reason::new(Code::Unbalanced, sentence).advise(format!(
             "a person has to decide which record is right: SELECT * FROM musterd.audit({id}), then look at the lines in \
              musterd.outcomes and musterd.failures"
         ));
@@ -90,7 +90,7 @@ fn unbalanced(id: i64, found: &Unbalanced) -> Reason {
         rows(missing.len() as i64, "row", "rows"),
         named(missing)
     );
-    Reason::new("unbalanced", sentence).advise(
+    Reason::new(Code::Unbalanced, sentence).advise(
         "nothing: the sweep lets them run again, within completion.sweep_max (10m) if a worker is alive",
     )
 }
@@ -113,20 +113,20 @@ fn ending(id: i64, facts: &BatchFacts, uploading: bool) -> Reason {
             "every row of batch {id} ended {since} ago; a session, as a rule a worker, holds the lock for the upload of its output \
              files, and it ends when that is done"
         );
-        return Reason::new("uploading", sentence);
+        return Reason::new(Code::Uploading, sentence);
     }
     if facts.outputs {
         let sentence = format!(
             "every row of batch {id} ended {since} ago, and its lines add up; it ends when its output files are uploaded, which no \
              worker is doing at this moment"
         );
-        return Reason::new("outputs_missing", sentence).advise(format!(
+        return Reason::new(Code::OutputsMissing, sentence).advise(format!(
             "look into the workers' logs for \"outputs cannot be uploaded\" and fix the cause; without its files it ends by: \
              musterd batch abort {id}"
         ));
     }
     let sentence =
         format!("every row of batch {id} ended {since} ago, and its lines add up; it was not ended yet");
-    Reason::new("ending", sentence)
+    Reason::new(Code::Ending, sentence)
         .advise("nothing: the sweep ends it, within completion.sweep_max (10m) if a worker is alive")
 }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use musterd::embedded::Tether;
+use musterd::tether::Tether;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 

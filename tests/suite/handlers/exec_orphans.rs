@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use musterd::embedded::Tether;
+use musterd::tether::Tether;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::exec_outage::children;

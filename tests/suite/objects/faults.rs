@@ -218,7 +218,7 @@ async fn on_a_small_disk() {
     let error = store.put_stream(&key("out.txt"), Source::new(6 * MIB, Then::End)).await.unwrap_err();
     assert!(matches!(error, ObjectError::DiskFull { .. }), "{error:?}");
     assert!(error.to_string().contains("outputs.dir") && !error.is_transient());
-    store.settle().await;
+    store.wait_for_cleanup().await;
     assert_eq!(names(Path::new(&dir)), [""; 0], "the unfinished file still takes up the disk");
     store.put_stream(&key("out.txt"), Source::new(3 * MIB, Then::End)).await.unwrap();
 }

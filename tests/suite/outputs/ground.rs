@@ -9,7 +9,7 @@ use musterd::config::{Config, Given, load};
 use musterd::daemon::Daemon;
 use musterd::flow::complete::Completer;
 use musterd::flow::outputs::Uploader;
-use musterd::handler::{self, Handler, Outcome, Registry, RowCall};
+use musterd::handler::{self, Handler, Outcome, RowCall};
 use musterd::metrics::Metrics;
 use musterd::objects;
 use musterd::signal::Stop;
@@ -149,7 +149,7 @@ impl Worker {
         answer: impl Fn(&RowCall<'_>) -> BoxFuture<'static, Outcome> + Send + Sync + 'static,
     ) -> Self {
         let config = config(db, toml);
-        let registry = Registry::from_config(&config).unwrap();
+        let registry = config.registry().unwrap();
         let registry = registry.with(command, Arc::new(Answering(answer)), handler::Config::default());
         let daemon = Daemon::prepare(config, registry).await.unwrap();
         let stop = Stop::default();

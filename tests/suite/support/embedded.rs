@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use musterd::config::{Given, load};
 use musterd::daemon::Daemon;
-use musterd::handler::{self, Handler, Registry};
+use musterd::handler::{self, Handler};
 use musterd::signal::Stop;
 use musterd::supervisor::Ended;
 
@@ -30,7 +30,7 @@ impl Embedded {
         let given = Given { file: Some(config.file().into()), env: Some(Vec::new()), ..Given::default() };
         let config = load(&given).unwrap().config;
         let settings = handler::Config { timeout, ..handler::Config::default() };
-        let handlers = Registry::from_config(&config).unwrap().with(command, handler, settings);
+        let handlers = config.registry().unwrap().with(command, handler, settings);
         let stop = Stop::default();
         let told = stop.clone();
         let run = move || {

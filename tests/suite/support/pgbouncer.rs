@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use musterd::embedded::Tether;
+use musterd::tether::Tether;
 use rustix::process::Signal;
 use url::Url;
 

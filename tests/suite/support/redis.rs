@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use musterd::embedded::Tether;
+use musterd::tether::Tether;
 use rustix::process::Signal;
 
 use super::wait::SOON;

@@ -7,7 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use musterd::config::{Given, load};
 use musterd::daemon::Daemon;
-use musterd::handler::{Config, Done, Handler, Outcome, Registry, RowCall, TaskCall, TaskOutcome};
+use musterd::handler::{Config, Done, Handler, Outcome, RowCall, TaskCall, TaskOutcome};
 use musterd::signal::Stop;
 use musterd::store::tasks::{Task, TaskRef};
 use tokio::task::JoinHandle;
@@ -137,7 +137,7 @@ impl Worker {
             dev: Vec::new(),
         };
         let config = load(&given).unwrap_or_else(|error| panic!("{error}")).config;
-        let mut registry = Registry::from_config(&config).unwrap();
+        let mut registry = config.registry().unwrap();
         for (command, handler, config) in commands {
             registry = registry.with(command, handler, config);
         }

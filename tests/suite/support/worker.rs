@@ -183,7 +183,7 @@ pub(crate) async fn ended(client: &Client, batch: i64) -> Progress {
 /// State, succeeded, failed and aborted rows of a batch that ended.
 pub(crate) async fn end_of(client: &Client, batch: i64) -> (String, i32, i32, i32) {
     let end = ended(client, batch).await;
-    (end.state, end.succeeded, end.failed, end.aborted)
+    (end.state.to_string(), end.succeeded, end.failed, end.aborted)
 }
 
 /// One value.

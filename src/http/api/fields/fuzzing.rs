@@ -4,7 +4,7 @@ use super::{
     LONGEST, LONGEST_KEY, Object, Query, duration, id, idempotency_key, json_text, key, max_attempts, name,
     number, one_of, priority, time_limit,
 };
-use crate::{flow::input::check, queue::is_valid_name};
+use crate::{json::check::check, queue::is_valid_name};
 use axum::http::{HeaderMap, HeaderValue};
 
 pub(crate) fn any_request(bytes: &[u8]) {

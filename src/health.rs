@@ -1,8 +1,6 @@
-//! Whether the daemon is ready, and what each of its parts is doing.
+//! Whether the daemon is ready and alive, as its parts say.
 
-use super::Stage;
 use crate::pulse::{Pulse, Pulses};
-use serde::Serialize;
 use std::{
     borrow::Cow,
     collections::BTreeMap,
@@ -11,35 +9,15 @@ use std::{
 };
 use tokio::sync::watch;
 
+/// The name under which a daemon whose flushes fail is not ready.
+pub const WRITES: &str = "writes";
+
 /// Why the daemon is not ready, by the part that says so. Empty is ready.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     reasons: Arc<Mutex<BTreeMap<Cow<'static, str>, String>>>,
-    parts: Arc<Mutex<BTreeMap<String, PartReport>>>,
     pulses: Pulses,
     changes: watch::Sender<u64>,
-}
-
-/// One part, as the supervisor sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct PartReport {
-    pub stage: Stage,
-    pub state: PartState,
-    /// How often it died and was started again.
-    pub restarts: u32,
-    /// What it died of last.
-    pub last_error: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PartState {
-    Running,
-    /// Died; waiting to be started again.
-    Waiting,
-    Ended,
-    /// Died, and the daemon with it.
-    Dead,
 }
 
 impl Health {
@@ -55,17 +33,17 @@ impl Health {
 
     /// The loops that stand still though nothing outside holds them up. Empty is alive.
     pub fn stuck(&self) -> Vec<String> {
-        let told =
+        let sentence =
             |(name, since): (String, Duration)| format!("{name}: has not turned for {} s", since.as_secs());
-        self.pulses.stuck().into_iter().map(told).collect()
+        self.pulses.stuck().into_iter().map(sentence).collect()
     }
 
     /// Why outcomes cannot be written, for the list of workers.
     pub fn trouble(&self) -> Option<String> {
-        lock(&self.reasons).get(super::WRITES).cloned()
+        lock(&self.reasons).get(WRITES).cloned()
     }
 
-    /// Tells of every change of the reasons.
+    /// Notifies of every change of the reasons.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -92,24 +70,6 @@ impl Health {
     /// The parts that are not ready, without their reasons.
     pub fn parts_not_ready(&self) -> Vec<String> {
         lock(&self.reasons).keys().map(|part| part.to_string()).collect()
-    }
-
-    /// Every part by name, for people.
-    pub fn parts(&self) -> BTreeMap<String, PartReport> {
-        lock(&self.parts).clone()
-    }
-
-    pub(super) fn add(&self, name: &str, stage: Stage) {
-        let report = PartReport { stage, state: PartState::Running, restarts: 0, last_error: None };
-        lock(&self.parts).insert(name.to_owned(), report);
-    }
-
-    pub(super) fn part_is(&self, name: &str, state: PartState, error: Option<&str>) {
-        if let Some(report) = lock(&self.parts).get_mut(name) {
-            report.restarts += u32::from(report.state == PartState::Waiting && state == PartState::Running);
-            report.state = state;
-            report.last_error = error.map(str::to_owned).or(report.last_error.take());
-        }
     }
 }
 

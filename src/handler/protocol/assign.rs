@@ -1,4 +1,4 @@
-//! Who gets which outcome: every row that was asked for gets exactly one, and nobody else gets any.
+//! Who gets which outcome: every row that was asked for gets exactly one, and no other row gets any.
 
 use super::RowsReply;
 use crate::handler::Outcome;
@@ -24,7 +24,7 @@ impl Leftovers {
 }
 
 /// The outcome of every line of `asked`, in that order.
-pub fn settle(asked: impl IntoIterator<Item = i32>, reply: RowsReply) -> (Vec<(i32, Outcome)>, Leftovers) {
+pub fn assign(asked: impl IntoIterator<Item = i32>, reply: RowsReply) -> (Vec<(i32, Outcome)>, Leftovers) {
     let mut leftovers = Leftovers { unreadable: reply.unreadable, ..Leftovers::default() };
     let mut answered: HashMap<i32, Outcome> = HashMap::with_capacity(reply.rows.len());
     for (line, outcome) in reply.rows {
@@ -35,7 +35,7 @@ pub fn settle(asked: impl IntoIterator<Item = i32>, reply: RowsReply) -> (Vec<(i
             }
         }
     }
-    let settled: Vec<(i32, Outcome)> = asked
+    let assigned: Vec<(i32, Outcome)> = asked
         .into_iter()
         .map(|line| {
             let outcome = answered.remove(&line).or_else(|| reply.others.clone()).unwrap_or_else(|| {
@@ -46,5 +46,5 @@ pub fn settle(asked: impl IntoIterator<Item = i32>, reply: RowsReply) -> (Vec<(i
         })
         .collect();
     leftovers.unknown = answered.len();
-    (settled, leftovers)
+    (assigned, leftovers)
 }

@@ -1,9 +1,8 @@
-//! Everything that is wrong with a configuration, told at once.
+//! Everything that is wrong with a configuration, reported at once.
 
-use super::layers::Leaf;
 use std::fmt;
 
-/// One thing to mend: which key, where it was set, what is wrong.
+/// One thing to fix: which key, where it was set, what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
     pub key: String,
@@ -46,14 +45,13 @@ impl Problems {
     }
 
     /// Takes over those problems of another's whose key is wanted.
-    pub(super) fn extend(&mut self, more: Self, wanted: impl Fn(&str) -> bool) {
+    pub(crate) fn extend(&mut self, more: Self, wanted: impl Fn(&str) -> bool) {
         self.0.extend(more.0.into_iter().filter(|problem| wanted(&problem.key)));
     }
 
     /// Says for every problem where its key was set, and the other keys that it speaks of.
-    pub(super) fn locate(&mut self, leaves: &[Leaf]) {
-        let set: Vec<(String, &Leaf)> =
-            leaves.iter().filter(|leaf| !leaf.is_default()).map(|leaf| (leaf.key(), leaf)).collect();
+    /// `set` has every key that was set, with its source.
+    pub(crate) fn locate(&mut self, set: &[(String, &str)]) {
         for problem in self.0.iter_mut().filter(|p| p.source.is_empty()) {
             let section = format!("{}.", problem.key);
             let own = set.iter().find(|(key, _)| *key == problem.key);
@@ -64,8 +62,8 @@ impl Problems {
                 key != problem.key && words.any(|word| word.trim_end_matches('.') == key)
             };
             let others = set.iter().filter(|(key, _)| is_spoken_of(key));
-            let own = own.map(|(_, leaf)| leaf.source.clone());
-            let sources = own.into_iter().chain(others.map(|(key, leaf)| format!("{key}: {}", leaf.source)));
+            let own = own.map(|(_, source)| (*source).to_owned());
+            let sources = own.into_iter().chain(others.map(|(key, source)| format!("{key}: {source}")));
             problem.source = sources.collect::<Vec<_>>().join("; ");
         }
     }

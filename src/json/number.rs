@@ -1,6 +1,6 @@
 //! A JSON number is accepted when PostgreSQL's numeric holds it: its limits are on digits written out, not on precision.
 
-use super::json::{Fault, Refusal};
+use super::check::{Fault, Refusal};
 
 /// Digits before the decimal point that numeric holds.
 const MAX_WHOLE: i64 = 131_072;
@@ -11,16 +11,16 @@ const MAX_EXPONENT: i64 = (i32::MAX / 2) as i64;
 
 /// A number that numeric holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Number {
+pub(crate) struct Number {
     /// How many bytes of the text it takes.
-    pub(super) len: usize,
+    pub(crate) len: usize,
     /// How many more bytes it takes once its exponent is written out.
-    pub(super) expansion: u64,
+    pub(crate) expansion: u64,
 }
 
 /// Reads the number at the start of `text`, up to the first byte that is no part of it.
 #[inline]
-pub(super) fn read(text: &[u8]) -> Result<Number, Refusal> {
+pub(crate) fn read(text: &[u8]) -> Result<Number, Refusal> {
     // Most numbers are a few digits and nothing else.
     let len = digits(text, 0);
     let is_plain = (1..=MAX_WHOLE as usize).contains(&len)

@@ -2,9 +2,7 @@
 
 use std::borrow::Cow;
 
-mod scan;
-
-pub(super) use scan::{Passed, scan};
+pub(crate) use super::scan::{Passed, scan};
 
 /// Arrays and objects inside one another that a row may have.
 ///
@@ -105,14 +103,17 @@ fn scan_within_reason(text: &str) -> Result<Passed, Refusal> {
 }
 
 /// What may stand between two tokens.
-pub(super) fn is_blank(byte: &u8) -> bool {
+pub(crate) fn is_blank(byte: &u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
 
 /// Appends a value that passed to `out`, with spaces for its line ends.
-pub(super) fn push_as_one_line(value: &[u8], passed: &Passed, out: &mut Vec<u8>) {
+pub(crate) fn push_as_one_line(value: &[u8], passed: &Passed, out: &mut Vec<u8>) {
     match passed.spans_lines(value) {
         true => out.extend(value.iter().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { *byte })),
         false => out.extend_from_slice(value),
     }
 }
+
+#[cfg(test)]
+mod tests;

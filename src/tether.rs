@@ -2,7 +2,7 @@
 //!
 //! Linux ties the parent-death signal to the *thread* that forked, not to the process, so every child gets a
 //! thread of its own that forks it and then only waits for its end. Elsewhere there is no such signal; there the
-//! next start puts things right.
+//! next start repairs that.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -115,7 +115,7 @@ impl Tether {
     }
 
     fn if_alive(&self, send: impl FnOnce() -> rustix::io::Result<()>) -> io::Result<()> {
-        // The child is reaped under this lock, so while we hold it the pid cannot become somebody else's.
+        // The child is reaped under this lock, so while we hold it the pid cannot become another process's.
         let status = self.ending.lock();
         if status.is_some() { Ok(()) } else { Ok(send()?) }
     }
@@ -134,7 +134,7 @@ impl Ending {
         {}
         let mut status = self.lock();
         at_end(pid);
-        // A status that cannot be read (somebody else reaped the child) is still an end.
+        // A status that cannot be read (another part reaped the child) is still an end.
         *status = Some(child.wait().unwrap_or(ExitStatus::from_raw(0)));
         self.changed.notify_all();
     }
@@ -162,7 +162,7 @@ fn send_when_parent_dies(command: &mut Command, signal: Signal) {
     let parent = rustix::process::getpid();
     let hook = move || {
         rustix::process::set_parent_process_death_signal(Some(signal))?;
-        // The parent may have died before the line above; then nobody would ever send the signal.
+        // The parent may have died before the line above; then the signal would never be sent.
         match rustix::process::getppid() {
             Some(now) if now == parent => Ok(()),
             _ => Err(rustix::io::Errno::SRCH.into()),

@@ -2,7 +2,7 @@
 
 /// The first byte from `at` on that a JSON string cannot hold as it is: a quote, a backslash or a control character.
 #[inline]
-pub(super) fn find_special(bytes: &[u8], mut at: usize) -> usize {
+pub(crate) fn find_special(bytes: &[u8], mut at: usize) -> usize {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const HIGHS: u64 = ONES << 7;
     // Eight bytes at a time. A borrow can only raise a false alarm above a true one, and the lowest is taken.

@@ -1,24 +1,27 @@
 //! The pass itself: one loop, no recursion, no allocation.
 
-use super::super::{number, special::find_special};
-use super::{Fault, MAX_DEPTH, Refusal, is_blank};
+use super::{
+    check::{Fault, MAX_DEPTH, Refusal, is_blank},
+    number,
+    special::find_special,
+};
 
 /// What a text that passed was.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::flow::input) struct Passed {
+pub(crate) struct Passed {
     /// Where the value begins and ends; around it are only blanks.
-    pub(in crate::flow::input) start: usize,
-    pub(in crate::flow::input) end: usize,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
     /// Blanks between its tokens.
     blanks: usize,
     /// Bytes of the text that PostgreSQL writes for it, at most: a space after every `,` and `:`, no other blanks, and all
     /// exponents written out.
-    pub(in crate::flow::input) printed: u64,
+    pub(crate) printed: u64,
 }
 
 impl Passed {
     /// By how many bytes PostgreSQL's text of the value may be longer than `len`.
-    pub(in crate::flow::input) fn expansion(&self, len: usize) -> u64 {
+    pub(crate) fn expansion(&self, len: usize) -> u64 {
         self.printed.saturating_sub(len as u64)
     }
 
@@ -29,7 +32,7 @@ impl Passed {
 }
 
 /// Reads UTF-8 that is one JSON value with blanks around it.
-pub(in crate::flow::input) fn scan(bytes: &[u8]) -> Result<Passed, Refusal> {
+pub(crate) fn scan(bytes: &[u8]) -> Result<Passed, Refusal> {
     let mut scan = Scan { bytes, at: 0, blanks: 0, nest: Nest::default(), growth: 0 };
     scan.passed().map_err(|fault| Refusal { offset: scan.at, fault })
 }

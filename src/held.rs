@@ -17,7 +17,7 @@ use uuid::Uuid;
 pub struct Cancel {
     /// Its batch is being aborted: drop the rest.
     pub aborted: CancellationToken,
-    /// Somebody else has it: write nothing more.
+    /// Another worker has it: write nothing more.
     pub fenced: CancellationToken,
 }
 
@@ -192,7 +192,7 @@ impl Held {
         self.tell();
     }
 
-    /// This worker was declared dead: whatever it holds, or is about to, is somebody else's.
+    /// This worker was declared dead: what it holds, or is about to, is another worker's.
     pub fn fence_all(&self) -> usize {
         let held = self.lock();
         held.entries.values().for_each(|entry| entry.cancel.fenced.cancel());
@@ -292,7 +292,7 @@ impl Held {
         at_work.filter_map(|entry| Some(entry.since?.elapsed())).max()
     }
 
-    /// Tells of every change.
+    /// Notifies of every change.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
