@@ -34,8 +34,8 @@ pub(crate) async fn ended(client: &Client, command: &str, rows: i32, more: &str)
                FROM generate_series(1, {rows}) n WHERE n % 3 <> 0;
              INSERT INTO musterd.outcomes (batch_id, first_line, token, part, generation, attempt, lines, succeeded, failed)
              SELECT {id}, 0, gen_random_uuid(), 1, 1, 1, '{{}}', 0, {failed} WHERE {failed} > 0;
-             INSERT INTO musterd.failures (batch_id, line, generation, attempt, error)
-             SELECT {id}, n, 1, 3, 'boom ' || n FROM generate_series(1, {rows}) n WHERE n % 3 = 0"
+             INSERT INTO musterd.failures (batch_id, line, generation, attempt, error_group, error)
+             SELECT {id}, n, 1, 3, hashtext('boom'), 'boom ' || n FROM generate_series(1, {rows}) n WHERE n % 3 = 0"
         ))
         .await
         .unwrap();
