@@ -22,7 +22,7 @@ async fn a_redrive_before_it_keeps_the_rows_and_one_after_it_is_refused() {
     declare(&client, "").await;
     let id = ended(&client, "work", 6, "").await;
     age(&client, id, 31).await;
-    let redrive = format!("SELECT musterd.redrive({id})");
+    let redrive = format!("SELECT r.state FROM musterd.redrive({id}) r");
     let mut schedule = Schedule::new(&db, &["operator", "pruner"]).await;
     for end in ["ROLLBACK", "COMMIT"] {
         schedule.run("operator", "BEGIN").await;
@@ -38,7 +38,7 @@ async fn a_redrive_before_it_keeps_the_rows_and_one_after_it_is_refused() {
 
     let other = ended(&client, "work", 6, "").await;
     age(&client, other, 31).await;
-    let redrive = format!("SELECT musterd.redrive({other})");
+    let redrive = format!("SELECT r.state FROM musterd.redrive({other}) r");
     for end in ["ROLLBACK", "COMMIT"] {
         schedule.run("pruner", "BEGIN").await;
         assert_eq!(schedule.run("pruner", &prune(other, 1)).await.rows(), ["t"]);
