@@ -17,11 +17,11 @@ no_applied suite::schedules_parts::a_part_that_is_repeated_after_a_lost_reply_is
 no_part_key suite::schedules_parts::a_part_that_is_used_for_other_lines_is_an_error
 drop_failed_flush suite::writes_trouble::
 untrack_first suite::meanwhile::a_block_is_held_until_its_flush_is_committed
-no_advisory_lock suite::schedules_complete::
+no_advisory_lock suite::task_schedules::two_who_look_after_the_last_child_end_the_parent_once
 no_dirty_bit suite::meanwhile::a_check_that_is_asked_for_during_a_check_is_made
 no_set_equation suite::broken_ledger::
 no_parent_lock suite::sql_races::a_child_and_the_end_of_its_parent_exclude_each_other
-no_ticket_guard suite::task_schedules::
+no_ticket_guard suite::task_schedules::an_outcome_of_a_claim_that_a_new_ticket_voids_is_refused
 recover_the_living suite::zombie:: suite::dead::
 no_postgres_witness suite::redis::an_emptied_restarted_or_spoilt_redis_makes_nobody_steal
 redis_only_witness suite::dead::what_was_left_by_workers_long_gone_is_recovered_at_the_first_start

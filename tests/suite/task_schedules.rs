@@ -192,6 +192,22 @@ async fn an_outcome_of_an_earlier_holder_is_refused() {
 }
 
 /// S10: its handler has not returned yet, and may have more children.
+/// A retry gives the task a new ticket while the claim of the attempt before is still there.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_of_a_claim_that_a_new_ticket_voids_is_refused() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = task(&db, "state", "'running'").await;
+    client
+        .batch_execute(&format!("SELECT musterd.abort({id}); SELECT musterd.retry_task({id})"))
+        .await
+        .unwrap();
+    let held = format!("SELECT count(*) FROM musterd.task_claims WHERE tasks @> {id}::bigint");
+    assert_eq!(number(&client, &held).await, 1);
+    assert_eq!(texts(&client, &finish(id, "succeeded")).await, [""; 0]);
+    assert_eq!(state(&db, id).await, "queued");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parent_that_still_runs_does_not_end_with_its_children() {
     let db = TestDb::new().await;
