@@ -11,7 +11,7 @@ const BATCH: &str = "aborted aborting archive command created_at data_gone_at da
                      outputs_gone parent_id priority queue queued record_until rows running state succeeded";
 const BATCH_SHOWN: &str = "aborted aborting archive canary command created_at data_gone_at data_held failed finished_at generation id keep \
                            outputs outputs_gone parent_id priority queue queued record_until redrives rows running state succeeded";
-const TASK: &str = "after attempt children children_by_state command crashes created_at dedup_key error finished_at id idempotency_key \
+const TASK: &str = "after attempt children children_by_state command crashes created_at data_gone_at dedup_key error finished_at id idempotency_key \
                     max_attempts open_children parent_id payload priority queue result run_at state worker";
 const WORKER: &str = "blocks commands ended_at host id last_beat_seconds pid queues rows seen_at started_at state tasks \
                       trouble version";
