@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::{SOON, Site, all_succeeded, exec_config, python};
+use crate::suite::support::wait::eventually;
 
 /// One process, so that what happens to it happens in order.
 const ALONE: &str = "processes = 1\n[queues.default]\nfibers = 1\n";
@@ -33,10 +34,7 @@ async fn a_line_that_comes_late_is_found_before_the_next_request() {
     let site = Site::start(&exec_config(&file, ALONE)).await;
     all_get_their_own(&site, 1).await;
     let late = site.daemon.config().dir().join("late");
-    crate::suite::support::wait::eventually(SOON, "it has written more", async || {
-        late.exists().then_some(())
-    })
-    .await;
+    eventually(SOON, "it has written more", async || late.exists().then_some(())).await;
     for n in 2..=4 {
         let (state, result, _) = site.task("work", &json!({ "n": n })).await;
         assert_eq!((state.as_str(), result), ("succeeded", Some(json!({ "n": n }))));
@@ -49,7 +47,10 @@ fn late_writer(more: &str) -> std::path::PathBuf {
     python(&format!(
         "{more}reply['result']['pid'] = os.getpid()\n\
          if 'spare' in globals():\n    print(json.dumps(spare), flush=True)\n    time.sleep(0.3)\n\
-         spare = reply"
+         spare = reply\n\
+         print(json.dumps(reply), flush=True)\n\
+         open(f'written-{{n}}', 'w').close()\n\
+         continue"
     ))
 }
 
@@ -61,6 +62,9 @@ async fn a_spare_line_that_comes_behind_the_next_request_is_taken_once_at_most()
         let (state, result, error) = site.task("work", &json!({ "n": n })).await;
         let result = result.unwrap_or_default();
         assert_eq!(state, "succeeded", "{error}");
+        // The reply that comes late is there before the next request is.
+        let written = site.daemon.config().dir().join(format!("written-{n}"));
+        eventually(SOON, "the program has written its reply", async || written.exists().then_some(())).await;
         // Nothing tells the spare line of the first task from a reply to the second.
         let expected = if n == 2 { 1 } else { n };
         assert_eq!(result["n"], expected, "{result}");
