@@ -227,11 +227,11 @@ async fn queues_are_listed_paused_and_resumed() {
         json!({"name": "default", "paused": false})
     );
     assert_eq!(end_of(&client, id).await, "succeeded");
-    // Pausing what nobody has used yet is no mistake, but may be a slip.
+    // Pausing what has not been used yet is no mistake, but may be a slip.
     let noted = async |name: &str| {
         let output = config.musterd(&["queue", "pause", name]).await;
         assert_eq!(printed(&output), format!("queue {name} is paused\n"));
-        String::from_utf8(output.stderr).unwrap().contains("nobody has used queue")
+        String::from_utf8(output.stderr).unwrap().contains("has not been used yet")
     };
     assert!(noted("defualt").await);
     assert!(!noted("defualt").await, "it is known now");
