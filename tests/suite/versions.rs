@@ -130,7 +130,7 @@ impl Site {
         let seen: Vec<Value> = page["rows"].as_array().unwrap().iter().map(brief).collect();
         let expected = [
             json!([9, "succeeded", 2, null, { "n": 9 }, 9]),
-            json!([10, "failed", 1, "refused 10", { "n": 10 }, null]),
+            json!([10, "failed", 1, "refused 10", { "n": 10 }, 10]),
             json!([11, "succeeded", 1, null, { "n": 11 }, 11]),
         ];
         assert_eq!(seen, expected);
